@@ -1,0 +1,1 @@
+"""The `flash_attn` attention backend."""

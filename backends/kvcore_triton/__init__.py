@@ -1,0 +1,1 @@
+"""The `triton` attention backend."""

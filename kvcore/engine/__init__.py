@@ -1,0 +1,1 @@
+"""Requests, scheduling and generation on top of the cache."""

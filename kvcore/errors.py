@@ -1,0 +1,139 @@
+"""Every error that kvcore raises on purpose, each with what was given, what is allowed and what to do.
+
+The command line prints one line from these and exits with status 2; `as_dict` is the JSON form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class KVCoreError(Exception):
+    """Base of all typed errors.
+
+    Args:
+        message: One sentence that says what is wrong.
+        field: The key, file or fact at fault, such as ``"cache.block_size"``.
+        got: The value that was given.
+        allowed: What would have been accepted.
+        remedy: What the reader should do now.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        got: object = None,
+        allowed: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.got = got
+        self.allowed = allowed
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        parts = [self.message.rstrip(".")]
+        if self.field is not None:
+            parts.append(f"field: {self.field}")
+        if self.got is not None:
+            parts.append(f"got: {self.got}")
+        if self.allowed is not None:
+            allowed = self.allowed
+            listed = isinstance(allowed, list | tuple | set | frozenset)
+            shown = ", ".join(map(str, allowed)) if listed else str(allowed)  # type: ignore[call-overload]
+            parts.append(f"allowed: {shown}")
+        if self.remedy is not None:
+            parts.append(f"remedy: {self.remedy}")
+        return "; ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON document of this error, as `commands` promises it."""
+        return {
+            "error": {
+                "type": type(self).__name__,
+                "message": self.message,
+                "field": self.field,
+                "got": plain(self.got),
+                "allowed": plain(self.allowed),
+                "remedy": self.remedy,
+            }
+        }
+
+
+def plain(value: object) -> Any:
+    """`value` as JSON types: containers are kept, anything else unknown becomes text."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    return str(value)
+
+
+class ConfigError(KVCoreError):
+    """A configuration value is unknown, malformed or out of range."""
+
+
+class UnknownKeyError(ConfigError):
+    """An override names a key that does not exist, or uses `+`, `++` or `~`."""
+
+
+class NotBuiltError(KVCoreError):
+    """The feature is planned and named, but not built yet."""
+
+
+class SpecError(KVCoreError):
+    """A content, retention or spec is impossible (a zero or negative size, an unknown dtype)."""
+
+
+class LayoutError(KVCoreError):
+    """A layout is malformed, or layouts cannot share bytes as asked."""
+
+
+class CapacityError(KVCoreError):
+    """The cache is too small for what is asked; carries the bytes needed and the length that fits."""
+
+
+class OutOfBlocksError(KVCoreError):
+    """A step asked for more blocks than are free; nothing has changed."""
+
+
+class IntegrityError(KVCoreError):
+    """Block bookkeeping contradicts itself: always a bug of kvcore or of its caller."""
+
+
+class RequestError(KVCoreError):
+    """A request can never be served (too long, empty, malformed sampling)."""
+
+
+class ModelError(KVCoreError):
+    """A model directory is missing, incomplete or not understood."""
+
+
+class UnsupportedModelError(ModelError):
+    """The architecture is understood, but `run` cannot serve it correctly; says why."""
+
+
+class PluginError(KVCoreError):
+    """A plugin is broken, duplicated or speaks another contract version."""
+
+
+class BackendError(KVCoreError):
+    """Base of what can go wrong between a group of layers and an attention backend."""
+
+
+class UnknownBackendError(BackendError):
+    """No installed plugin offers a backend of this name."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend's library, or its kernels, are missing on this machine."""
+
+
+class BackendUnsupportedError(BackendError):
+    """The backend cannot serve this layer, cache or device."""

@@ -1,0 +1,125 @@
+"""`ModelFacts`: what a `config.json` says about caches and attention, layer by layer, with no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvcore.attention.query import AttentionQuery
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """One cache of one layer.
+
+    Attributes:
+        cache_id: Layer and role.
+        spec: What it stores and for how long.
+        query: The attention that reads it; None for states.
+        shares: The cache whose bytes it reads instead of having its own, or None.
+    """
+
+    cache_id: CacheId
+    spec: KVCacheSpec
+    query: AttentionQuery | None
+    shares: CacheId | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why `run` cannot serve a model that `plan` can still describe."""
+
+    field: str
+    got: object
+    reason: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Everything that planning and selection need to know of a model.
+
+    Attributes:
+        model_type: ``model_type`` of the config.
+        architecture: First entry of ``architectures``, or the model type.
+        num_layers: Decoder layers.
+        max_model_len: The model's own length limit in tokens.
+        vocab_size: Entries of the vocabulary, 0 when unknown.
+        dtype: Element type of weights and activations after `model.dtype` is applied.
+        caches: Every cache, in model order, shared ones included.
+        weight_bytes: Bytes of the weights, or None when nothing tells.
+        refusals: Why `run` must refuse; empty when it can serve the model.
+        eos_token_ids: Ids that end a text, from the config.
+        notes: Facts worth telling people, such as an assumption that was made.
+    """
+
+    model_type: str
+    architecture: str
+    num_layers: int
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    caches: tuple[CacheFacts, ...]
+    weight_bytes: int | None = None
+    refusals: tuple[Refusal, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def owned(self) -> dict[CacheId, KVCacheSpec]:
+        """The caches that own bytes: the input of `plan`."""
+        return {c.cache_id: c.spec for c in self.caches if c.shares is None}
+
+    @property
+    def shared(self) -> dict[CacheId, CacheId]:
+        """The caches that read another's bytes."""
+        return {c.cache_id: c.shares for c in self.caches if c.shares is not None}
+
+    @property
+    def queries(self) -> dict[CacheId, AttentionQuery]:
+        """The attention of every cache that is read by attention."""
+        return {c.cache_id: c.query for c in self.caches if c.query is not None}
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """What the user may choose about every cache before facts are read.
+
+    Attributes:
+        dtype: Element type of caches; None follows the model's dtype.
+        dtype_by_kind: Element type for one kind (full, window, chunk, latent, encoder).
+        scales: Granularity of scales for quantized dtypes; None takes the dtype's default
+            (fp8: tensor; int8, int4: token_head).
+        mla: ``latent`` or ``expanded``, for multi-head latent attention.
+    """
+
+    dtype: str | None = None
+    dtype_by_kind: Mapping[str, str] = field(default_factory=dict)
+    scales: str | None = None
+    mla: str = "latent"
+
+
+class ModelAdapter(ABC):
+    """Reads the configs of one or more model types; plugins add more by `kvcore_model_adapters`.
+
+    Attributes:
+        model_types: The ``model_type`` values it understands.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheChoice) -> ModelFacts:
+        """Facts of a parsed `config.json`.
+
+        Args:
+            config: The file's content.
+            dtype: `model.dtype`, or None for the checkpoint's own.
+            cache: The user's choices.
+
+        Raises:
+            ModelError: A field is missing or absurd; names the field, its value and what is allowed.
+        """

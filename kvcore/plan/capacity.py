@@ -1,0 +1,127 @@
+"""How many tokens and sequences a config holds: the same bounds that admission uses at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcore.errors import ConfigError
+from kvcore.plan.config import KVCacheConfig
+from kvcore.spec.dtypes import ceil_div
+
+# Lengths are int32 in the batch.
+LONGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine will ask of the cache.
+
+    Attributes:
+        max_model_len: Longest sequence in tokens.
+        max_num_batched_tokens: Most tokens scheduled in one step, over all requests.
+        max_num_seqs: Most requests in one step.
+    """
+
+    max_model_len: int
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+            value = getattr(self, name)
+            if not 1 <= value <= LONGEST:
+                raise ConfigError(
+                    f"{name} is out of range", field=f"engine.{name}", got=value, allowed=f"1 to {LONGEST}"
+                )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Capacity of one rank's config. Units are *ids* under `slots`, *large pages* under `packed`."""
+
+    config: KVCacheConfig
+    limits: Limits
+
+    @property
+    def usable(self) -> int:
+        """Units that requests can be given: all but the null block, or large page 0."""
+        total = self.config.num_large_pages if self._packed else self.config.num_blocks
+        return max(0, total - 1)
+
+    @property
+    def _packed(self) -> bool:
+        return self.config.placement == "packed"
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one unit in all tensors."""
+        if self._packed:
+            return self.config.large_page_bytes
+        return sum(t.block_stride for t in self.config.kv_cache_tensors)
+
+    def resident(self, tokens: int) -> list[int]:
+        """Per group, blocks that one sequence of `tokens` tokens holds between steps."""
+        return [g.spec.retention.resident_blocks(tokens, g.block_size) for g in self.config.kv_cache_groups]
+
+    def step_peak(self, tokens: int) -> list[int]:
+        """Per group, blocks that one sequence holds in the step that brings it to `tokens`."""
+        scheduled = min(tokens, self.limits.max_num_batched_tokens)
+        return [
+            g.spec.retention.blocks_for_step(tokens, scheduled, g.block_size)
+            for g in self.config.kv_cache_groups
+        ]
+
+    def reserve(self) -> list[int]:
+        """Per group, the step budget: one for all requests together, not one each."""
+        scheduled = self.limits.max_num_batched_tokens
+        return [g.spec.retention.step_budget(scheduled, g.block_size) for g in self.config.kv_cache_groups]
+
+    def units(self, blocks: list[int]) -> int:
+        """Units that hold these blocks of each group."""
+        if not self._packed:
+            return sum(blocks)
+        rulers = [g.blocks_per_large_page for g in self.config.kv_cache_groups]
+        return sum(ceil_div(b, a) for b, a in zip(blocks, rulers, strict=True))
+
+    def needed_units(self, tokens: int) -> int:
+        """Units that one sequence of `tokens` tokens needs at its worst step."""
+        return self.units(self.step_peak(tokens))
+
+    def fits(self, tokens: int) -> bool:
+        """Whether one sequence of `tokens` tokens can be served at all."""
+        return self.needed_units(tokens) <= self.usable
+
+    def longest(self) -> int:
+        """The longest length that fits; 0 when not even one token does."""
+        return _last_true(self.fits, LONGEST)
+
+    def simultaneous(self, tokens: int) -> int:
+        """Whole sequences of `tokens` tokens at once, the step budget kept free."""
+        held, kept = self.resident(tokens), self.reserve()
+
+        def fit(count: int) -> bool:
+            return self.units([count * h + k for h, k in zip(held, kept, strict=True)]) <= self.usable
+
+        most = 0 if not any(held) else _last_true(fit, max(self.usable, 1) * 256)
+        return max(most, int(self.fits(tokens)))
+
+    def concurrency(self, tokens: int) -> float:
+        """As `simultaneous`, before rounding down to whole sequences."""
+        rulers = [g.blocks_per_large_page or 1 for g in self.config.kv_cache_groups]
+        held = sum(h / a for h, a in zip(self.resident(tokens), rulers, strict=True))
+        kept = sum(k / a for k, a in zip(self.reserve(), rulers, strict=True))
+        exact = (self.usable - kept) / held if held else 0.0
+        return max(exact, float(self.simultaneous(tokens)), 0.0)
+
+
+def _last_true(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest n in 0 .. limit with `holds(n)`, which must be monotonic; 0 when `holds(1)` fails."""
+    low, high = 0, 1
+    while high <= limit and holds(high):
+        low, high = high, high * 2
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

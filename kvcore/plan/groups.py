@@ -1,0 +1,176 @@
+"""Which caches can share a block table, and which layout and block size each of them gets.
+
+Layouts, kernel block sizes and the block size are chosen jointly: under `slots` the caches of unlike
+groups lie over one another, so their layouts must cover the same bytes for the same block id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from kvcore.errors import LayoutError
+from kvcore.plan.config import Placement
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.layout import KernelBlocks, LayoutOption, SizedLayout, plain_layout
+
+BLOCK_STEP = 16
+LARGEST_AUTO_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class LayoutOffer:
+    """What the chosen backend offers for a cache.
+
+    Attributes:
+        backend: Name of the backend, or None when none serves this content.
+        options: Its layouts in order of preference; empty stands for the core's plain layout.
+        max_offset_bits: 31 or 63, the element offsets its kernels can compute.
+    """
+
+    backend: str | None = None
+    options: tuple[LayoutOption, ...] = ()
+    max_offset_bits: int = 63
+
+
+@dataclass(frozen=True)
+class CacheClass:
+    """Caches of equal spec and backend: they can share a block table."""
+
+    spec: KVCacheSpec
+    offer: LayoutOffer
+    cache_ids: tuple[CacheId, ...]
+
+    @property
+    def options(self) -> tuple[LayoutOption, ...]:
+        """The backend's layouts, or the core's plain one."""
+        plain = LayoutOption(plain_layout(self.spec.content), KernelBlocks(multiple_of=1))
+        return self.offer.options or (plain,)
+
+    def __str__(self) -> str:
+        return f"{self.spec.kind} {self.cache_ids[0]}" + (".." if len(self.cache_ids) > 1 else "")
+
+
+@dataclass(frozen=True)
+class ChosenClass:
+    """A class with its layout and block size settled."""
+
+    members: CacheClass
+    layout: SizedLayout
+    block_size: int
+
+    @property
+    def ratio(self) -> int:
+        """Kernel blocks in a block."""
+        return self.block_size // self.layout.kernel_block_size
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block in one layer."""
+        return self.layout.kernel_page_bytes * self.ratio
+
+    @property
+    def stride_unit(self) -> int:
+        """Block strides are multiples of this: r times the alignment, for each field-first run."""
+        runs = len(self.layout.places) if self.layout.field_first else 1
+        return self.layout.layout.alignment * self.ratio * runs
+
+
+def classes(
+    caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, LayoutOffer]
+) -> tuple[CacheClass, ...]:
+    """Caches of equal spec and offer, in the order of their first layer."""
+    found: dict[tuple[KVCacheSpec, LayoutOffer], list[CacheId]] = {}
+    for cache, spec in caches.items():
+        offer = offers.get(cache, LayoutOffer())
+        for option in offer.options:
+            option.layout.check(spec.content)
+        found.setdefault((spec, offer), []).append(cache)
+    return tuple(CacheClass(spec, offer, tuple(ids)) for (spec, offer), ids in found.items())
+
+
+def choose(
+    members: Sequence[CacheClass], block_size: int | None, placement: Placement
+) -> tuple[ChosenClass, ...]:
+    """Settle layouts, kernel block sizes and the common block size of all classes.
+
+    Args:
+        members: The classes.
+        block_size: As asked, or None for the smallest multiple of 16 that every class takes.
+        placement: ``slots`` or ``packed``; packed takes block-first layouts only.
+
+    Raises:
+        LayoutError: No combination exists; names the layouts or the block size at fault.
+    """
+    sizes = [block_size] if block_size else range(BLOCK_STEP, LARGEST_AUTO_BLOCK + 1, BLOCK_STEP)
+    refusal: LayoutError | None = None
+    for size in sizes:
+        per_class = [list(_fitting(c, size)) for c in members]
+        if not all(per_class):
+            continue
+        for combination in _by_preference(per_class):
+            problem = _conflict(combination, placement)
+            if problem is None:
+                return tuple(combination)
+            refusal = refusal or problem
+    if refusal is not None:
+        raise refusal
+    raise _no_block_size(members, block_size)
+
+
+def _fitting(members: CacheClass, block_size: int) -> Iterator[ChosenClass]:
+    if members.spec.content.per_request:
+        yield ChosenClass(members, members.options[0].layout.at(1), 1)
+        return
+    for option in members.options:
+        kernel = option.kernel_blocks.fit(block_size)
+        if kernel is not None:
+            yield ChosenClass(members, option.layout.at(kernel), block_size)
+
+
+def _by_preference(per_class: Sequence[Sequence[ChosenClass]]) -> list[tuple[ChosenClass, ...]]:
+    ranked = product(*(range(len(options)) for options in per_class))
+    order = sorted(ranked, key=lambda ranks: (sum(ranks), ranks))
+    return [tuple(options[r] for options, r in zip(per_class, ranks, strict=True)) for ranks in order]
+
+
+def _conflict(combination: Sequence[ChosenClass], placement: Placement) -> LayoutError | None:
+    first_kind = [c for c in combination if c.layout.field_first]
+    if not first_kind:
+        return None
+    names = {str(c.members): f"{c.layout.layout.name} ({c.layout.layout.order})" for c in combination}
+    if placement == "packed":
+        return LayoutError(
+            "placement packed takes block-first layouts only",
+            field="cache.placement", got=names, allowed="block-first layouts, or cache.placement=slots",
+        )  # fmt: skip
+    if len(first_kind) < len(combination):
+        return LayoutError(
+            "a field-first layout cannot share a tensor with a block-first one: "
+            "a block id would cover other bytes in each",
+            field="layout", got=names, allowed="all field-first with equal page bytes, or all block-first",
+            remedy="ask for a block-first layout, for example backends.torch.layout=hnd",
+        )  # fmt: skip
+    shapes = {(len(c.layout.places), c.page_bytes) for c in combination}
+    if len(shapes) > 1:
+        pages = {str(c.members): c.page_bytes for c in combination}
+        return LayoutError(
+            "field-first layouts share a tensor only where their pages have equal bytes",
+            field="layout", got=pages, allowed="equal page bytes",
+            remedy="ask for a block-first layout, for example backends.torch.layout=hnd",
+        )  # fmt: skip
+    return None
+
+
+def _no_block_size(members: Sequence[CacheClass], block_size: int | None) -> LayoutError:
+    allowed = {str(c): " or ".join(f"{o.layout.name}: {o.kernel_blocks}" for o in c.options) for c in members}
+    return LayoutError(
+        "no layout of the chosen backends takes this block size"
+        if block_size
+        else f"no block size up to {LARGEST_AUTO_BLOCK} is taken by all chosen backends",
+        field="cache.block_size",
+        got=block_size or "auto",
+        allowed=allowed,
+        remedy="give cache.block_size as a multiple of every kernel block size, or leave it at auto",
+    )

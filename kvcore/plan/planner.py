@@ -1,0 +1,227 @@
+"""`plan`: specs, layouts, bytes and limits in; one `KVCacheConfig` a rank out. A pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvcore.errors import CapacityError, ConfigError, SpecError
+from kvcore.plan import explain
+from kvcore.plan.capacity import Capacity, Limits
+from kvcore.plan.config import (
+    ARENA_ALIGNMENT,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    Placement,
+)
+from kvcore.plan.groups import LayoutOffer, choose, classes
+from kvcore.plan.placement import PackedPlacement, SlotsPlacement, packed, slots
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.dtypes import dtype, round_up
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large the cache is: bytes of the arena, or a number of blocks; exactly one is given."""
+
+    memory_bytes: int | None = None
+    num_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.memory_bytes is None) == (self.num_blocks is None):
+            raise ConfigError(
+                "give the arena in bytes or in blocks", field="cache.memory",
+                got=(self.memory_bytes, self.num_blocks), allowed="one of cache.memory and cache.num_blocks",
+            )  # fmt: skip
+        for key, value in (("cache.memory", self.memory_bytes), ("cache.num_blocks", self.num_blocks)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{key} must be positive", field=key, got=value, allowed=">= 1")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The configs of all ranks, and what they amount to.
+
+    Attributes:
+        configs: One a rank, by global rank.
+        limits: What was planned for.
+        caches: The specs that were planned.
+    """
+
+    configs: tuple[KVCacheConfig, ...]
+    limits: Limits
+    caches: Mapping[CacheId, KVCacheSpec]
+
+    @property
+    def capacity(self) -> Capacity:
+        """Capacity of the limiting rank."""
+        return min((Capacity(c, self.limits) for c in self.configs), key=lambda c: c.usable)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Arena bytes with which one sequence of `max_model_len` tokens fits, null block included."""
+        capacity = self.capacity
+        return (capacity.needed_units(self.limits.max_model_len) + 1) * capacity.unit_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether one sequence of `max_model_len` tokens fits."""
+        return self.capacity.fits(self.limits.max_model_len)
+
+    def require_fit(self) -> None:
+        """Raise `CapacityError` unless one sequence of `max_model_len` tokens fits."""
+        if not self.fits:
+            longest = self.capacity.longest()
+            raise CapacityError(
+                f"the cache is too small for one sequence of {self.limits.max_model_len} tokens: "
+                f"{self.needed_bytes} bytes are needed",
+                field="cache.memory",
+                got=f"{self.configs[0].total_bytes} bytes",
+                allowed=f">= {self.needed_bytes} bytes, or engine.max_model_len <= {longest}",
+                remedy=f"set cache.memory={self.needed_bytes} or engine.max_model_len={max(longest, 1)}",
+            )
+
+    def as_dict(self, lengths: Sequence[int] = ()) -> dict[str, Any]:
+        """The JSON document of `kvcore plan`."""
+        return explain.as_dict(self, lengths)
+
+    def explain(self) -> str:
+        """The same for people: where every byte goes, and what fits."""
+        return explain.text(self)
+
+
+def plan(
+    caches: Mapping[CacheId, KVCacheSpec],
+    offers: Mapping[CacheId, LayoutOffer],
+    budget: Budget,
+    limits: Limits,
+    *,
+    placement: str = "auto",
+    block_size: int | None = None,
+    shared: Mapping[CacheId, CacheId] | None = None,
+) -> Plan:
+    """Plan the cache of every rank.
+
+    Args:
+        caches: The caches that own bytes.
+        offers: Layouts of the chosen backend for each cache; missing means the core's plain layout.
+        budget: Size of the arena.
+        limits: Longest sequence, step budget.
+        placement: ``auto`` (slots), ``slots`` or ``packed``.
+        block_size: Tokens of a block, or None for the smallest multiple of 16 that all take.
+        shared: Caches without bytes, and whose they read.
+
+    Returns:
+        The plan; `fits` tells whether `max_model_len` does, `require_fit` raises if not.
+
+    Raises:
+        LayoutError: Layouts or block sizes cannot be combined.
+        CapacityError: Not even one block fits, or a view passes what the kernels can address.
+    """
+    if not caches:
+        raise SpecError("there is nothing to plan: the model has no caches", field="caches", got=0)
+    if block_size is not None and block_size < 1:
+        raise ConfigError(
+            "block size must be positive", field="cache.block_size", got=block_size, allowed=">= 1"
+        )
+    if placement not in ("auto", "slots", "packed"):
+        raise ConfigError(
+            "unknown placement", field="cache.placement", got=placement, allowed=("auto", "slots", "packed")
+        )
+    where: Placement = "packed" if placement == "packed" else "slots"
+    chosen = choose(classes(caches, offers), block_size, where)
+    config = (
+        _packed_config(packed(chosen), budget) if where == "packed" else _slots_config(slots(chosen), budget)
+    )
+    config = _with_shared(config, shared or {})
+    _check_offsets(config, offers)
+    return Plan((config,), limits, caches)
+
+
+def _slots_config(placement: SlotsPlacement, budget: Budget) -> KVCacheConfig:
+    if budget.num_blocks is not None:
+        count = budget.num_blocks
+    else:
+        count = placement.num_blocks(budget.memory_bytes or 0)
+        _require_units(count, 2 * placement.bytes_per_block, budget)
+    groups = tuple(
+        KVCacheGroupSpec(
+            index=i,
+            spec=g.chosen.members.spec,
+            backend=g.chosen.members.offer.backend,
+            cache_ids=g.cache_ids,
+            layout=g.chosen.layout,
+            block_size=g.chosen.block_size,
+            block_stride=max(placement.strides[: len(g.cache_ids)]),
+            num_blocks=count,
+        )
+        for i, g in enumerate(placement.groups)
+    )
+    tensors, offset = [], 0
+    for i, stride in enumerate(placement.strides):
+        tensors.append(KVCacheTensor(offset, stride * count, stride, placement.sharers(i)))
+        offset = round_up(offset + stride * count, ARENA_ALIGNMENT)
+    return KVCacheConfig("slots", count, groups, tuple(tensors))
+
+
+def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
+    if budget.num_blocks is not None:
+        raise ConfigError(
+            "under placement packed every group counts its own blocks",
+            field="cache.num_blocks", got=budget.num_blocks, allowed="cache.memory=BYTES",
+        )  # fmt: skip
+    large = placement.large_page_bytes
+    count = (budget.memory_bytes or 0) // large
+    _require_units(count, 2 * large, budget)
+    groups = tuple(
+        KVCacheGroupSpec(
+            index=i,
+            spec=g.chosen.members.spec,
+            backend=g.chosen.members.offer.backend,
+            cache_ids=g.cache_ids,
+            layout=g.chosen.layout,
+            block_size=g.chosen.block_size,
+            block_stride=placement.block_stride(i),
+            num_blocks=count * placement.rulers[i],
+            blocks_per_large_page=placement.rulers[i],
+        )
+        for i, g in enumerate(placement.groups)
+    )
+    everyone = tuple(c for g in placement.groups for c in g.cache_ids)
+    return KVCacheConfig("packed", 0, groups, (KVCacheTensor(0, count * large, 0, everyone),), count, large)
+
+
+def _require_units(count: int, least: int, budget: Budget) -> None:
+    if count < 1:
+        raise CapacityError(
+            "the arena does not hold the null block and one more",
+            field="cache.memory", got=budget.memory_bytes, allowed=f">= {least} bytes",
+            remedy=f"set cache.memory={least} or more",
+        )  # fmt: skip
+
+
+def _with_shared(config: KVCacheConfig, shared: Mapping[CacheId, CacheId]) -> KVCacheConfig:
+    groups = list(config.kv_cache_groups)
+    for reader, owner in shared.items():
+        group = config.group_of(owner)
+        mine = {**groups[group.index].shared, reader: owner}
+        groups[group.index] = replace(groups[group.index], shared=mine)
+    return replace(config, kv_cache_groups=tuple(groups))
+
+
+def _check_offsets(config: KVCacheConfig, offers: Mapping[CacheId, LayoutOffer]) -> None:
+    """Refuse views whose element offsets pass what the backend's kernels compute (31 or 63 bits)."""
+    for group in config.kv_cache_groups:
+        bits = offers.get(group.cache_ids[0], LayoutOffer()).max_offset_bits
+        for view in config.field_views(group.cache_ids[0]):
+            last = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
+            elements = last * 8 // max(8, dtype(view.dtype).bits)
+            if elements >= 2**bits:
+                raise CapacityError(
+                    f"field {view.name} of group {group.index} spans {elements} elements, more than the "
+                    f"kernels of {group.backend} address",
+                    field="max_offset_bits", got=elements, allowed=f"< 2**{bits}",
+                    remedy="lower cache.memory, or choose a backend with 63-bit offsets",
+                )  # fmt: skip

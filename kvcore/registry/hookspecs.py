@@ -1,0 +1,64 @@
+"""The hooks of kvcore. A distribution offers them through the entry-point group ``kvcore``.
+
+Hooks return classes (declarations), never instances, so that listing costs nothing and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from kvcore.attention.spec import BackendSpec, DeviceFacts
+    from kvcore.spec.content import Content
+    from kvcore.spec.retention import Retention
+
+PROJECT = "kvcore"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class HookSpecs:
+    """Every hook, with its arguments; implementations take the ones they name."""
+
+    @hookspec
+    def kvcore_backends(self) -> Sequence[type[BackendSpec]]:
+        """Attention backends of this plugin."""
+        return ()
+
+    @hookspec
+    def kvcore_contents(self) -> Sequence[type[Content]]:
+        """Kinds of cache content of this plugin."""
+        return ()
+
+    @hookspec
+    def kvcore_retentions(self) -> Sequence[type[Retention]]:
+        """Retentions of this plugin."""
+        return ()
+
+    @hookspec
+    def kvcore_model_adapters(self) -> Sequence[type[Any]]:
+        """Subclasses of `kvcore.models.facts.ModelAdapter`."""
+        return ()
+
+    @hookspec
+    def kvcore_eviction_policies(self) -> Sequence[type[Any]]:
+        """Subclasses of `kvcore.manage.eviction.EvictionPolicy`."""
+        return ()
+
+    @hookspec(firstresult=True)
+    def kvcore_choose_backend(self, kind: str, candidates: Sequence[str], device: DeviceFacts) -> str | None:
+        """Decide for one KV group of kind `kind` among usable candidates, best first; None abstains.
+
+        Asked only for `backend=auto`; an explicit choice is never overruled.
+        """
+
+    @hookspec
+    def kvcore_step_finished(self, stats: Mapping[str, float]) -> None:
+        """Observe one engine step; one call a step, after its tokens are committed.
+
+        `stats` has: step, seconds, scheduled_tokens, num_running, num_waiting, preemptions,
+        blocks_used, blocks_total, prefix_hit_tokens, prompt_tokens, output_tokens, copied_blocks.
+        """

@@ -1,0 +1,194 @@
+"""Contents: what one token, or one request, stores in one layer.
+
+A content names its fields and their logical axes; how those lie in memory is the layout's business.
+The family is open: a plugin adds a class through the hook `kvcore_contents`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from kvcore.errors import SpecError
+from kvcore.spec.dtypes import dtype, nbytes, positive
+
+Granularity = Literal["tensor", "head", "token_head"]
+
+
+@dataclass(frozen=True)
+class LogicalField:
+    """One named part of a page, before any layout.
+
+    Attributes:
+        name: ``k``, ``v``, ``k_scale``, ``latent``, ``conv_state``, ...
+        axes: (axis name, size) of one token (or one request); the token axis is not among them.
+        dtype: Name of the element type.
+    """
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Elements of one token (or one request)."""
+        count = 1
+        for _, size in self.axes:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one token (or one request)."""
+        return nbytes(self.dtype, self.elements)
+
+
+class Content(ABC):
+    """What a cache stores per token, or per request where `per_request` is true."""
+
+    kind: ClassVar[str]
+    per_request: ClassVar[bool] = False
+
+    @abstractmethod
+    def fields(self) -> tuple[LogicalField, ...]:
+        """The fields in their canonical order."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token adds; 0 for contents kept per request."""
+        return 0 if self.per_request else sum(f.nbytes for f in self.fields())
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Bytes of one request's state; 0 for contents kept per token."""
+        return sum(f.nbytes for f in self.fields()) if self.per_request else 0
+
+
+@dataclass(frozen=True)
+class Quant:
+    """How quantized values find their scale.
+
+    Attributes:
+        granularity: ``tensor`` and ``head`` scales are constants of the layer;
+            ``token_head`` scales are float32 fields of the page.
+    """
+
+    granularity: Granularity = "tensor"
+
+    def __post_init__(self) -> None:
+        if self.granularity not in ("tensor", "head", "token_head"):
+            raise SpecError(
+                "unknown scale granularity",
+                field="cache.scales",
+                got=self.granularity,
+                allowed=("tensor", "head", "token_head"),
+            )
+
+
+@dataclass(frozen=True)
+class KVHeads(Content):
+    """Keys and values of `num_kv_heads` heads.
+
+    Attributes:
+        num_kv_heads: KV heads K.
+        head_dim: Key dimension D.
+        head_dim_v: Value dimension; `head_dim` when None is given.
+        dtype: Element type of both fields.
+        quant: Required exactly when `dtype` is a quantized type.
+    """
+
+    kind: ClassVar[str] = "kv"
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int | None = None
+    dtype: str = "float16"
+    quant: Quant | None = None
+
+    def __post_init__(self) -> None:
+        positive("num_kv_heads", self.num_kv_heads)
+        positive("head_dim", self.head_dim)
+        if self.head_dim_v is None:
+            object.__setattr__(self, "head_dim_v", self.head_dim)
+        positive("head_dim_v", self.head_dim_v)
+        if dtype(self.dtype).quantized != (self.quant is not None):
+            raise SpecError(
+                "a quantized dtype and a scale granularity go together",
+                field="cache.dtype",
+                got=f"{self.dtype} with quant={self.quant}",
+                allowed="quantized dtype with Quant(...), or a plain dtype without",
+            )
+
+    @property
+    def v_dim(self) -> int:
+        """Value dimension as an int."""
+        return self.head_dim if self.head_dim_v is None else self.head_dim_v
+
+    def fields(self) -> tuple[LogicalField, ...]:
+        """``k``, ``v`` and, for token-and-head scales, ``k_scale``, ``v_scale``."""
+        heads = ("head", self.num_kv_heads)
+        fields = [
+            LogicalField("k", (heads, ("dim", self.head_dim)), self.dtype),
+            LogicalField("v", (heads, ("dim", self.v_dim)), self.dtype),
+        ]
+        if self.quant is not None and self.quant.granularity == "token_head":
+            fields += [LogicalField(n, (heads,), "float32") for n in ("k_scale", "v_scale")]
+        return tuple(fields)
+
+
+@dataclass(frozen=True)
+class Latent(Content):
+    """One compressed vector a token (multi-head latent attention): `rank` plus `rope_dim` elements.
+
+    DeepSeek-V2 (arXiv 2405.04434, section 2.1): the latent is shared by all heads.
+    """
+
+    kind: ClassVar[str] = "latent"
+
+    rank: int
+    rope_dim: int
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        positive("rank", self.rank)
+        if self.rope_dim < 0:
+            raise SpecError("rope_dim is negative", field="rope_dim", got=self.rope_dim, allowed=">= 0")
+        dtype(self.dtype)
+
+    def fields(self) -> tuple[LogicalField, ...]:
+        """The single field ``latent``."""
+        return (LogicalField("latent", (("dim", self.rank + self.rope_dim),), self.dtype),)
+
+
+@dataclass(frozen=True)
+class State(Content):
+    """Recurrent state of one request: any number of tensors that do not grow with its length."""
+
+    kind: ClassVar[str] = "state"
+    per_request: ClassVar[bool] = True
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        lengths: Sequence[int] = (len(self.names), len(self.shapes), len(self.dtypes))
+        if len(set(lengths)) != 1 or not self.names:
+            raise SpecError(
+                "a state needs one name, shape and dtype for each tensor",
+                field="State",
+                got=lengths,
+                allowed="equal lengths of at least 1",
+            )
+        for shape in self.shapes:
+            for size in shape:
+                positive("shape", size)
+
+    def fields(self) -> tuple[LogicalField, ...]:
+        """One field a tensor; its axes are called ``s0``, ``s1``, ..."""
+        return tuple(
+            LogicalField(name, tuple((f"s{i}", size) for i, size in enumerate(shape)), element)
+            for name, shape, element in zip(self.names, self.shapes, self.dtypes, strict=True)
+        )

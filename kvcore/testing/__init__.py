@@ -1,0 +1,1 @@
+"""The conformance kit: it decides whether an attention backend is right."""

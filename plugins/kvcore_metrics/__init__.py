@@ -1,0 +1,1 @@
+"""Step metrics as JSON lines and in Prometheus text form."""
