@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcore.errors import ConfigError
-from kvcore.plan.config import KVCacheConfig
+from kvcore.plan.config import KVCacheConfig, slots_bytes
 from kvcore.spec.dtypes import ceil_div
 
 # Lengths are int32 in the batch.
@@ -44,10 +44,14 @@ class Capacity:
     limits: Limits
 
     @property
+    def total(self) -> int:
+        """Units of the arena, the null block or large page 0 included; 0 for an arena without one."""
+        return self.config.num_large_pages if self._packed else self.config.num_blocks
+
+    @property
     def usable(self) -> int:
         """Units that requests can be given: all but the null block, or large page 0."""
-        total = self.config.num_large_pages if self._packed else self.config.num_blocks
-        return max(0, total - 1)
+        return max(0, self.total - 1)
 
     @property
     def _packed(self) -> bool:
@@ -59,6 +63,12 @@ class Capacity:
         if self._packed:
             return self.config.large_page_bytes
         return sum(t.block_stride for t in self.config.kv_cache_tensors)
+
+    def arena_bytes(self, units: int) -> int:
+        """Bytes of an arena of `units` units, null block or large page 0 included."""
+        if self._packed:
+            return units * self.config.large_page_bytes
+        return slots_bytes([t.block_stride for t in self.config.kv_cache_tensors], units)
 
     def resident(self, tokens: int) -> list[int]:
         """Per group, blocks that one sequence of `tokens` tokens holds between steps."""
@@ -72,10 +82,19 @@ class Capacity:
             for g in self.config.kv_cache_groups
         ]
 
-    def reserve(self) -> list[int]:
-        """Per group, the step budget: one for all requests together, not one each."""
+    def reserve(self, sequences: int | None = None) -> list[int]:
+        """Per group, the step budget: one for all requests together, not one each.
+
+        Args:
+            sequences: Requests that share a step; `max_num_seqs` when None, and never more than that.
+        """
+        most = self.limits.max_num_seqs
+        requests = most if sequences is None else min(sequences, most)
         scheduled = self.limits.max_num_batched_tokens
-        return [g.spec.retention.step_budget(scheduled, g.block_size) for g in self.config.kv_cache_groups]
+        return [
+            g.spec.retention.step_budget(scheduled, g.block_size, requests)
+            for g in self.config.kv_cache_groups
+        ]
 
     def units(self, blocks: list[int]) -> int:
         """Units that hold these blocks of each group."""
@@ -96,23 +115,24 @@ class Capacity:
         """The longest length that fits; 0 when not even one token does."""
         return _last_true(self.fits, LONGEST)
 
+    def units_at_once(self, count: int, tokens: int) -> int:
+        """Units that `count` sequences of `tokens` tokens take, with the step budget they share."""
+        held, kept = self.resident(tokens), self.reserve(count)
+        return self.units([count * h + k for h, k in zip(held, kept, strict=True)])
+
     def simultaneous(self, tokens: int) -> int:
         """Whole sequences of `tokens` tokens at once, the step budget kept free."""
-        held, kept = self.resident(tokens), self.reserve()
-
-        def fit(count: int) -> bool:
-            return self.units([count * h + k for h, k in zip(held, kept, strict=True)]) <= self.usable
-
-        most = 0 if not any(held) else _last_true(fit, max(self.usable, 1) * 256)
+        # Where nothing is held between steps, what limits is the step, and with it max_num_seqs.
+        limit = max(self.usable, 1) * 256 if any(self.resident(tokens)) else self.limits.max_num_seqs
+        most = _last_true(lambda count: self.units_at_once(count, tokens) <= self.usable, limit)
         return max(most, int(self.fits(tokens)))
 
     def concurrency(self, tokens: int) -> float:
-        """As `simultaneous`, before rounding down to whole sequences."""
-        rulers = [g.blocks_per_large_page or 1 for g in self.config.kv_cache_groups]
-        held = sum(h / a for h, a in zip(self.resident(tokens), rulers, strict=True))
-        kept = sum(k / a for k, a in zip(self.reserve(), rulers, strict=True))
-        exact = (self.usable - kept) / held if held else 0.0
-        return max(exact, float(self.simultaneous(tokens)), 0.0)
+        """As `simultaneous`, before rounding down: with the share of one more sequence that is left."""
+        whole = self.simultaneous(tokens)
+        taken, more = self.units_at_once(whole, tokens), self.units_at_once(whole + 1, tokens)
+        left = self.usable - taken
+        return whole + (left / (more - taken) if 0 < left < more - taken else 0.0)
 
 
 def _last_true(holds: Callable[[int], bool], limit: int) -> int:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from kvcore.errors import SpecError
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.dtypes import round_up
 from kvcore.spec.layout import SizedLayout
 
 Placement = Literal["slots", "packed"]
 NULL_BLOCK = 0
 ARENA_ALIGNMENT = 256
+
+
+def slots_bytes(strides: Sequence[int], num_blocks: int) -> int:
+    """Bytes of an arena of tensors with these block strides, each starting on a multiple of 256."""
+    padded = sum(round_up(s * num_blocks, ARENA_ALIGNMENT) for s in strides[:-1])
+    return padded + strides[-1] * num_blocks
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,8 @@ def text(plan: Plan) -> str:
     config, longest = capacity.config, limits.max_model_len
     packed = config.placement == "packed"
     unit = "large page" if packed else "block"
-    total = capacity.usable + 1
     lines = [
-        f"placement {config.placement}: {size(config.total_bytes)} = {total} {unit}s of "
+        f"placement {config.placement}: {size(config.total_bytes)} = {capacity.total} {unit}s of "
         f"{size(capacity.unit_bytes)}, one of them the null {unit}",
         f"one token adds {bytes_per_token(plan)} bytes while every layer keeps it",
     ]

@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from math import lcm
 
 from kvcore.errors import LayoutError
-from kvcore.plan.config import ARENA_ALIGNMENT
+from kvcore.plan.config import ARENA_ALIGNMENT, slots_bytes
 from kvcore.plan.groups import ChosenClass
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.dtypes import ceil_div, round_up
@@ -64,8 +64,7 @@ class SlotsPlacement:
 
     def arena_bytes(self, num_blocks: int) -> int:
         """Bytes of the arena for `num_blocks` ids."""
-        padded = sum(round_up(s * num_blocks, ARENA_ALIGNMENT) for s in self.strides[:-1])
-        return padded + self.strides[-1] * num_blocks
+        return slots_bytes(self.strides, num_blocks)
 
     def sharers(self, tensor: int) -> tuple[CacheId, ...]:
         """The caches that lie in a tensor: the i-th layer of every group."""
@@ -128,7 +127,7 @@ def packed(chosen: Sequence[ChosenClass]) -> PackedPlacement:
     need = [c.page_bytes * len(c.members.cache_ids) for c in chosen]
     unit = [c.stride_unit for c in chosen]
     best: tuple[float, int, tuple[int, ...]] | None = None
-    for target in {n * a for n, a in product(need, RULERS)}:
+    for target in sorted({n * a for n, a in product(need, RULERS)}):
         if target < max(need):
             continue
         rulers = tuple(max(a for a in RULERS if a * n <= target) for n in need)

@@ -63,7 +63,7 @@ class Plan:
     def needed_bytes(self) -> int:
         """Arena bytes with which one sequence of `max_model_len` tokens fits, null block included."""
         capacity = self.capacity
-        return (capacity.needed_units(self.limits.max_model_len) + 1) * capacity.unit_bytes
+        return capacity.arena_bytes(capacity.needed_units(self.limits.max_model_len) + 1)
 
     @property
     def fits(self) -> bool:
@@ -118,7 +118,8 @@ def plan(
 
     Raises:
         LayoutError: Layouts or block sizes cannot be combined.
-        CapacityError: Not even one block fits, or a view passes what the kernels can address.
+        CapacityError: A view passes what the kernels can address. An arena that is too small is no
+            error here: the plan says `fits` false and `require_fit` raises.
     """
     if not caches:
         raise SpecError("there is nothing to plan: the model has no caches", field="caches", got=0)
@@ -145,7 +146,6 @@ def _slots_config(placement: SlotsPlacement, budget: Budget) -> KVCacheConfig:
         count = budget.num_blocks
     else:
         count = placement.num_blocks(budget.memory_bytes or 0)
-        _require_units(count, 2 * placement.bytes_per_block, budget)
     groups = tuple(
         KVCacheGroupSpec(
             index=i,
@@ -174,7 +174,6 @@ def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
         )  # fmt: skip
     large = placement.large_page_bytes
     count = (budget.memory_bytes or 0) // large
-    _require_units(count, 2 * large, budget)
     groups = tuple(
         KVCacheGroupSpec(
             index=i,
@@ -193,22 +192,28 @@ def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
     return KVCacheConfig("packed", 0, groups, (KVCacheTensor(0, count * large, 0, everyone),), count, large)
 
 
-def _require_units(count: int, least: int, budget: Budget) -> None:
-    if count < 1:
-        raise CapacityError(
-            "the arena does not hold the null block and one more",
-            field="cache.memory", got=budget.memory_bytes, allowed=f">= {least} bytes",
-            remedy=f"set cache.memory={least} or more",
-        )  # fmt: skip
-
-
 def _with_shared(config: KVCacheConfig, shared: Mapping[CacheId, CacheId]) -> KVCacheConfig:
     groups = list(config.kv_cache_groups)
-    for reader, owner in shared.items():
+    for reader, direct in shared.items():
+        owner = _owner(reader, direct, shared)
         group = config.group_of(owner)
+        if any(reader in g.cache_ids for g in groups):
+            raise SpecError(
+                "a cache cannot both own bytes and read another's", field="shared", got=f"{reader} of {owner}"
+            )
         mine = {**groups[group.index].shared, reader: owner}
         groups[group.index] = replace(groups[group.index], shared=mine)
     return replace(config, kv_cache_groups=tuple(groups))
+
+
+def _owner(reader: CacheId, direct: CacheId, shared: Mapping[CacheId, CacheId]) -> CacheId:
+    """The cache at the end of a chain of readers."""
+    owner = direct
+    for _ in shared:
+        if owner not in shared:
+            return owner
+        owner = shared[owner]
+    raise SpecError("caches share one another in a circle", field="shared", got=f"{reader} of {direct}")
 
 
 def _check_offsets(config: KVCacheConfig, offers: Mapping[CacheId, LayoutOffer]) -> None:

@@ -182,9 +182,13 @@ class State(Content):
                 got=lengths,
                 allowed="equal lengths of at least 1",
             )
+        if len(set(self.names)) != len(self.names):
+            raise SpecError("the tensors of a state need distinct names", field="State", got=self.names)
         for shape in self.shapes:
             for size in shape:
                 positive("shape", size)
+        for f in self.fields():
+            positive("bytes", f.nbytes)
 
     def fields(self) -> tuple[LogicalField, ...]:
         """One field a tensor; its axes are called ``s0``, ``s1``, ..."""

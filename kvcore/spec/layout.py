@@ -72,6 +72,15 @@ class PageLayout:
         names = [f.name for f in self.fields]
         if not names or len(set(names)) != len(names):
             raise LayoutError("fields need distinct names", field="fields", got=names)
+        for f in self.fields:
+            if dtype(f.dtype).bits > 8 * a:
+                raise LayoutError(
+                    f"layout {self.name}: alignment is below an element of field {f.name}",
+                    field="alignment", got=a, allowed=f">= {dtype(f.dtype).bits // 8}",
+                )  # fmt: skip
+            for axis in f.axes:
+                if axis.size is not None:
+                    positive("axis", axis.size)
 
     def at(self, kernel_block_size: int) -> SizedLayout:
         """This layout for kernel blocks of `kernel_block_size` tokens."""
@@ -98,6 +107,7 @@ class PageLayout:
                 or mine.dtype != logical.dtype
                 or len(free) != tokens
                 or any(a.name != TOKEN for a in free)
+                or (content.per_request and any(a.name == TOKEN for a in mine.axes))
             ):
                 raise LayoutError(
                     f"layout {self.name}: field {mine.name} does not match the content",

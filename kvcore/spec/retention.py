@@ -21,6 +21,26 @@ def touched_blocks(tokens: int, block_size: int) -> int:
     return 0 if tokens <= 0 else ceil_div(tokens - 1, block_size) + 1
 
 
+def shared_budget(scheduled: int, sequences: int, block_size: int, first_costs: tuple[int, ...]) -> int:
+    """Most blocks that requests sharing a step can take beyond what they hold between steps.
+
+    A request pays `first_costs` scheduled tokens for its first extra blocks, at its worst offset, and
+    a whole block of tokens for each later one. Requests of equal length meet their worst offset in the
+    same step, so the cheap first blocks of all of them count.
+
+    Args:
+        scheduled: Tokens scheduled in the step, over all requests.
+        sequences: Most requests in the step.
+        block_size: Tokens of a block.
+        first_costs: Tokens for each cheap block of one request, none above `block_size`.
+    """
+    total, left = 0, scheduled
+    for cost in first_costs:
+        count = min(sequences, left // cost)
+        total, left = total + count, left - count * cost
+    return total + left // block_size
+
+
 class Retention(ABC):
     """Which tokens later queries may still read."""
 
@@ -39,8 +59,26 @@ class Retention(ABC):
         """Most blocks held during a step whose last `scheduled` tokens bring the request to `tokens`."""
 
     @abstractmethod
-    def step_budget(self, scheduled: int, block_size: int) -> int:
-        """Blocks to keep free a step: ``blocks_for_step <= resident_blocks + step_budget`` always."""
+    def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
+        """Blocks to keep free for a step of `scheduled` tokens in all, shared by `sequences` requests.
+
+        However the tokens are split, the sum of `blocks_for_step` is at most the sum of
+        `resident_blocks` plus this one budget.
+        """
+
+
+def _room(tokens: int, block_size: int) -> int:
+    """Slots left over in the last of ``ceil(tokens / P)`` blocks."""
+    return -tokens % block_size
+
+
+def _first_costs(live: int, block_size: int) -> tuple[int, ...]:
+    """Scheduled tokens that buy the first extra blocks of a live range at its worst offset.
+
+    The bound ``ceil((n - 1) / P) + 1`` grows when n - 1 passes a multiple of P; the first token of an
+    empty range takes a block of its own.
+    """
+    return (1, 1) if live == 0 else (_room(live - 1, block_size) + 1,)
 
 
 class _FromZero(Retention):
@@ -58,7 +96,7 @@ class _FromZero(Retention):
         """``ceil(tokens / P)``: the scheduled tokens are among `tokens`."""
         return ceil_div(tokens, block_size)
 
-    def step_budget(self, scheduled: int, block_size: int) -> int:
+    def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
         """0: nothing is held in a step that is not held after it."""
         return 0
 
@@ -120,9 +158,9 @@ class Window(Retention):
         """``size - 1`` tokens before the first query, and the scheduled ones."""
         return self._bound(self.size - 1 + scheduled, tokens, block_size)
 
-    def step_budget(self, scheduled: int, block_size: int) -> int:
-        """What `scheduled` tokens can touch beyond the resident window."""
-        return touched_blocks(scheduled, block_size)
+    def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
+        """What the scheduled tokens can touch beyond the resident windows."""
+        return shared_budget(scheduled, sequences, block_size, _first_costs(self.size - 1, block_size))
 
 
 @dataclass(frozen=True)
@@ -154,9 +192,12 @@ class Chunk(Retention):
         """The begun chunk, and the scheduled tokens, which may cross into later chunks."""
         return self._bound(self.size - 1 + scheduled, tokens, block_size)
 
-    def step_budget(self, scheduled: int, block_size: int) -> int:
-        """What `scheduled` tokens can touch beyond the resident chunk."""
-        return touched_blocks(scheduled, block_size)
+    def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
+        """What the scheduled tokens can touch beyond the resident chunks."""
+        live = self.size - 1
+        aligned = self.size % block_size == 0
+        costs = (_room(live, block_size) + 1,) if aligned else _first_costs(live, block_size)
+        return shared_budget(scheduled, sequences, block_size, costs)
 
 
 @dataclass(frozen=True)
@@ -182,6 +223,6 @@ class Latest(Retention):
         """As between steps: a state is updated in place."""
         return self.resident_blocks(tokens, block_size)
 
-    def step_budget(self, scheduled: int, block_size: int) -> int:
+    def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
         """0: a state is updated in place."""
         return 0

@@ -1,0 +1,46 @@
+# The two commands a newcomer needs are `make run` and `make test`; both set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch is never asked for without the constraints: another build of it can be gigabytes.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+# Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'
+ARGS ?=
+
+.PHONY: run test test-long docs bench clean
+
+run: $(VENV)/run.stamp
+	@$(BIN)/kvcore run $(ARGS)
+
+test: $(VENV)/dev.stamp
+	@$(BIN)/python tests/checks.py
+
+test-long: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long -n 2 --timeout=3600
+
+docs: $(VENV)/dev.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python tests/benchmarks/bench_import.py
+
+clean:
+	rm -rf $(VENV) build dist docs/_build docs/_generated \
+	    .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvcore needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps lie in .venv, so that removing it is all a fresh start takes. Editable installs follow
+# the sources; only a change of the requirements installs again.
+$(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing kvcore into $(VENV); the first time takes some minutes"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing kvcore and its development tools into $(VENV); the first time takes some minutes"
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/run.stamp $@
