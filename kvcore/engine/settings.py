@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvcore.attention.spec import DeviceFacts
 from kvcore.models.facts import CacheChoice, ModelFacts
+from kvcore.registry.choice import BackendChoice
 
-
-@dataclass(frozen=True)
-class BackendChoice:
-    """Which backend serves which kind of group, and with which options.
-
-    Attributes:
-        backend: A name or ``auto``.
-        by_kind: Another name for the groups of one kind.
-        options: Instances of each backend's `Config`, by backend name.
-    """
-
-    backend: str = "auto"
-    by_kind: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["BackendChoice", "CacheSettings", "EngineSettings", "SamplingParams"]
 
 
 @dataclass(frozen=True)

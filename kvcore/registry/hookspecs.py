@@ -48,11 +48,27 @@ class HookSpecs:
         """Subclasses of `kvcore.manage.eviction.EvictionPolicy`."""
         return ()
 
+    @hookspec
+    def kvcore_options(self) -> type[Any] | None:
+        """A dataclass of typed options with defaults: it becomes the node ``plugins.<entry point name>``.
+
+        Backends need no such hook: their `Config` becomes ``backends.<name>``.
+        """
+
+    @hookspec
+    def kvcore_configure(self, options: Any) -> None:
+        """Take the options that were composed: an instance of what this plugin's `kvcore_options` returned.
+
+        Called on this plugin alone, before the engine is built, each time one is built in the process;
+        the last call counts. A plugin without `kvcore_options` is never called.
+        """
+
     @hookspec(firstresult=True)
     def kvcore_choose_backend(self, kind: str, candidates: Sequence[str], device: DeviceFacts) -> str | None:
         """Decide for one KV group of kind `kind` among usable candidates, best first; None abstains.
 
-        Asked only for `backend=auto`; an explicit choice is never overruled.
+        Asked only for `backend=auto`; an explicit choice is never overruled. An answer outside
+        `candidates`, like an exception, marks the plugin as broken and counts as None.
         """
 
     @hookspec
@@ -61,4 +77,6 @@ class HookSpecs:
 
         `stats` has: step, seconds, scheduled_tokens, num_running, num_waiting, preemptions,
         blocks_used, blocks_total, prefix_hit_tokens, prompt_tokens, output_tokens, copied_blocks.
+        `step` counts from 0; num_running, num_waiting, blocks_used and blocks_total are states after
+        the step; all others are of this step alone. An observer that raises is reported and dropped.
         """

@@ -1,0 +1,119 @@
+"""From settings to a plan: backends first, then layouts, blocks and bytes together. No torch."""
+
+from __future__ import annotations
+
+from kvcore.engine.settings import EngineSettings
+from kvcore.errors import CapacityError, ConfigError, NotBuiltError
+from kvcore.plan.capacity import Limits
+from kvcore.plan.planner import Budget, Plan, plan
+from kvcore.registry.registry import Registry
+from kvcore.registry.select import Purpose, Selection, choose_backends
+
+# On a CPU device the cache competes with everything else on the machine.
+CPU_SHARE = 4
+CPU_MOST = 4 << 30
+
+
+def select(
+    settings: EngineSettings, registry: Registry, *, purpose: Purpose, strict: bool = True
+) -> Selection:
+    """Choose backends for settings; see `choose_backends`."""
+    facts, cache = settings.facts, settings.cache
+    return choose_backends(
+        facts.owned,
+        facts.queries,
+        settings.device,
+        settings.backend,
+        registry,
+        purpose=purpose,
+        shared=facts.shared,
+        block_size=cache.block_size,
+        block_first_only=cache.placement == "packed",
+        strict=strict,
+    )
+
+
+def prepare_plan(
+    settings: EngineSettings, registry: Registry, *, purpose: Purpose, memory_bytes: int | None = None
+) -> tuple[Plan, Selection]:
+    """Choose backends and plan the cache for them.
+
+    Args:
+        settings: What to plan for.
+        registry: Installed plugins.
+        purpose: ``run``, or ``plan`` (a library missing here does not count).
+        memory_bytes: Bytes left for the cache as measured; None takes the rule of `default_cache_bytes`.
+            `cache.memory` and `cache.num_blocks` win over both.
+
+    Returns:
+        The plan, which may not fit (`Plan.require_fit`), and the selection behind it.
+
+    Raises:
+        BackendError, PluginError, LayoutError, CapacityError, ConfigError: As they say.
+    """
+    cache = settings.cache
+    if purpose == "run" and cache.placement == "packed":
+        raise NotBuiltError(
+            "placement packed can be planned, but not run: its manager is not built yet",
+            field="cache.placement", got="packed", allowed=("auto", "slots"),
+            remedy="use cache.placement=slots",
+        )  # fmt: skip
+    selection = select(settings, registry, purpose=purpose)
+    if cache.memory_bytes is not None or cache.num_blocks is not None:
+        budget = Budget(cache.memory_bytes, cache.num_blocks)
+    else:
+        budget = Budget(default_cache_bytes(settings) if memory_bytes is None else memory_bytes)
+    limits = Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs)
+    result = plan(
+        settings.facts.owned,
+        selection.offers,
+        budget,
+        limits,
+        placement=cache.placement,
+        block_size=cache.block_size,
+        shared=settings.facts.shared,
+    )
+    return result, selection
+
+
+def default_cache_bytes(settings: EngineSettings, available_bytes: int | None = None) -> int:
+    """Bytes of the cache where neither `cache.memory` nor `cache.num_blocks` is given.
+
+    On a CPU a quarter of the available memory, at most 4 GiB; elsewhere `cache.utilization` of the
+    device's memory less the weights (a running engine measures instead, and passes what it measured).
+
+    Args:
+        settings: Device, weights and utilization.
+        available_bytes: Available memory of the machine; read when None is given.
+
+    Raises:
+        ConfigError: Nothing tells the size of the device or of the weights.
+        CapacityError: The weights alone fill the device.
+    """
+    device = settings.device
+    if device.kind == "cpu":
+        if available_bytes is None:
+            import psutil  # late: only this rule needs it
+
+            available_bytes = int(psutil.virtual_memory().available)
+        return max(1, min(available_bytes // CPU_SHARE, CPU_MOST))
+    if device.memory_bytes < 1:
+        raise ConfigError(
+            "the memory of the device is not known",
+            field="cache.memory", got=None, allowed="bytes, such as 2GiB", remedy="set cache.memory",
+        )  # fmt: skip
+    weights = settings.facts.weight_bytes
+    if weights is None:
+        raise ConfigError(
+            "nothing tells how many bytes the weights take",
+            field="model.weight_bytes", got=None, allowed="bytes, such as 14GiB",
+            remedy="set model.weight_bytes, or give the cache itself: cache.memory=BYTES",
+        )  # fmt: skip
+    left = int(device.memory_bytes * settings.cache.utilization) - weights
+    if left < 1:
+        raise CapacityError(
+            "the weights alone fill the device: nothing is left for the cache",
+            field="device", got=f"{device.name}: {device.memory_bytes} bytes x {settings.cache.utilization}",
+            allowed=f"> {weights} bytes", remedy="choose a larger device or a smaller model.dtype",
+        )  # fmt: skip
+    return left

@@ -1,0 +1,199 @@
+"""Finds plugins, loads them one by one, and survives whatever they do.
+
+A plugin that fails is recorded with its distribution and reason. It is never fatal, and named when it is
+asked for. Loading imports neither torch nor a kernel library; a plugin that does is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import pluggy
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.registry import declarations
+from kvcore.registry.purity import loaded_heavy, static_heavy
+from kvcore.registry.records import PluginRecord, PluginSource, installed_sources
+from kvcore.registry.registry import Registry, told
+from kvcore.spec.content import KVHeads, Latent, State
+from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Window
+
+Named = tuple[str, Any, PluginRecord]
+
+
+@cache
+def installed() -> Registry:
+    """The registry of the installed plugins; made once a process."""
+    return load(installed_sources())
+
+
+def load(sources: Iterable[PluginSource]) -> Registry:
+    """Load plugins into a new registry, in the order given."""
+    registry = Registry()
+    found = _Found()
+    for source in sources:
+        record = PluginRecord(source.name, source.distribution, source.version)
+        registry.plugins.append(record)
+        try:
+            _load_one(source, record, registry, found)
+        except _Refused as refusal:
+            record.fail(str(refusal))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a plugin may even call sys.exit
+            record.fail(f"it cannot be loaded: {told(error)}")
+    found.settle(registry)
+    return registry
+
+
+class _Refused(Exception):
+    """A plugin that is refused as a whole; the text says why."""
+
+
+class _Found:
+    """What all plugins declared, before duplicates are sorted out."""
+
+    def __init__(self) -> None:
+        self.backends: list[Named] = []
+        self.tables: dict[str, list[Named]] = {"contents": [], "retentions": [], "eviction_policies": []}
+
+    def settle(self, registry: Registry) -> None:
+        """Move what is unique into the registry; a name given twice belongs to nobody."""
+        for name, value, record in _unique(self.backends, "backend", registry.refused):
+            registry.backends[name] = value
+            registry.origins[name] = record
+        # Names of the core itself: no plugin replaces them.
+        registry.contents.update({c.kind: c for c in (KVHeads, Latent, State)})
+        registry.retentions.update({r.kind: r for r in (Full, Window, Chunk, Latest, Encoder)})
+        for table, entries in self.tables.items():
+            target = getattr(registry, table)
+            for name, value, record in _unique(entries, table, {}):
+                if name in target:
+                    record.fail(f"{table} {name} belongs to the core and cannot be replaced")
+                else:
+                    target[name] = value
+
+
+def _unique(entries: Sequence[Named], what: str, refused: dict[str, str]) -> list[Named]:
+    owners: dict[str, list[PluginRecord]] = {}
+    for name, _, record in entries:
+        owners.setdefault(name, []).append(record)
+    for name, records in owners.items():
+        if len(records) > 1:
+            reason = f"{what} {name} is declared twice, by " + " and by ".join(r.origin for r in records)
+            refused[name] = reason
+            for record in {id(r): r for r in records}.values():
+                record.fail(reason)
+    return [entry for entry in entries if len(owners[entry[0]]) == 1]
+
+
+def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, found: _Found) -> None:
+    before = loaded_heavy()
+    plugin = source.load()
+    manager = registry.manager
+    try:
+        manager.register(plugin, source.name)
+    except (ValueError, pluggy.PluginValidationError) as error:
+        raise _Refused(f"its hooks do not fit: {told(error)}") from error
+    try:
+        _check_hooks(manager, plugin)
+        declared = {hook: _declared(registry, plugin, hook) for hook in _DECLARING}
+        options = registry.alone("kvcore_options", plugin)
+        _check_purity(before, plugin, declared)
+        options = _checked_options(options)
+    except BaseException:
+        manager.unregister(plugin)
+        raise
+    for hook, classes in declared.items():
+        for value in classes:
+            _DECLARING[hook](value, record, registry, found)
+    if options is not None:
+        node = source.name.replace("-", "_")
+        registry.options[node] = options
+        registry.option_owners[node] = plugin
+        record.provides.append(f"options plugins.{node}")
+    for caller in manager.get_hookcallers(plugin) or ():
+        if caller.name in ("kvcore_choose_backend", "kvcore_step_finished"):
+            record.provides.append(f"hook {caller.name}")
+
+
+def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
+    unknown = [c.name for c in manager.get_hookcallers(plugin) or () if not c.has_spec()]
+    if unknown:
+        raise _Refused(f"this core has no hook called {', '.join(sorted(unknown))}")
+
+
+def _declared(registry: Registry, plugin: Any, hook: str) -> list[Any]:
+    try:
+        answers = registry.alone(hook, plugin)
+    except Exception as error:
+        raise _Refused(f"{hook} raised {told(error)}") from error
+    classes: list[Any] = []
+    for answer in answers:
+        if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+            raise _Refused(f"{hook} returned {answer!r}, not a sequence of classes")
+        classes += answer
+    return classes
+
+
+def _check_purity(before: set[str], plugin: Any, declared: dict[str, list[Any]]) -> None:
+    new = sorted(loaded_heavy() - before)
+    problem = f"loading its declaration imports {', '.join(new)}" if new else None
+    if problem is None and before:
+        modules = [getattr(plugin, "__name__", "")]
+        modules += [c.__module__ for classes in declared.values() for c in classes if isinstance(c, type)]
+        problem = static_heavy([m for m in modules if m])
+    if problem:
+        raise _Refused(f"{problem}; declarations must import neither torch nor a kernel library")
+
+
+def _checked_options(answers: list[Any]) -> type[Any] | None:
+    if not answers:
+        return None
+    problem = declarations.options_problem(answers[0])
+    if problem:
+        raise _Refused(f"kvcore_options: {problem}")
+    return answers[0]  # type: ignore[no-any-return]
+
+
+def _take_backend(value: type[BackendSpec], record: PluginRecord, registry: Registry, found: _Found) -> None:
+    problem = declarations.backend_problem(value)
+    name = declarations.shown_name(value)
+    record.provides.append(f"backend {name}")
+    if problem:
+        registry.refused[name] = f"{problem} (plugin {record.name}, {record.origin})"
+        record.fail(problem)
+    else:
+        found.backends.append((name, value, record))
+
+
+def _take_adapter(value: Any, record: PluginRecord, registry: Registry, found: _Found) -> None:
+    kinds = getattr(value, "model_types", None)
+    if not isinstance(kinds, tuple) or not callable(getattr(value, "facts", None)):
+        record.fail(f"model adapter {value!r} lacks model_types or facts")
+        return
+    registry.model_adapters.append(value)
+    record.provides += [f"model {kind}" for kind in kinds]
+
+
+def _take(table: str, attribute: str, what: str) -> Callable[..., None]:
+    def take(value: Any, record: PluginRecord, registry: Registry, found: _Found) -> None:
+        name = getattr(value, attribute, None)
+        if not isinstance(value, type) or not isinstance(name, str):
+            record.fail(f"{what} {value!r} has no {attribute}")
+            return
+        found.tables[table].append((name, value, record))
+        record.provides.append(f"{what} {name}")
+
+    return take
+
+
+_DECLARING: dict[str, Callable[..., None]] = {
+    "kvcore_backends": _take_backend,
+    "kvcore_contents": _take("contents", "kind", "content"),
+    "kvcore_retentions": _take("retentions", "kind", "retention"),
+    "kvcore_model_adapters": _take_adapter,
+    "kvcore_eviction_policies": _take("eviction_policies", "name", "eviction policy"),
+}

@@ -1,0 +1,69 @@
+"""What is known of one installed plugin: where it comes from, and whether it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from kvcore.registry.hookspecs import PROJECT
+
+
+@dataclass(frozen=True)
+class PluginSource:
+    """A plugin that can be loaded.
+
+    Attributes:
+        name: Name of the entry point.
+        distribution, version: The installed distribution that brings it.
+        load: Imports the plugin and returns its module (or any object with hook implementations).
+    """
+
+    name: str
+    distribution: str
+    version: str
+    load: Callable[[], Any]
+
+
+@dataclass
+class PluginRecord:
+    """One plugin and its state.
+
+    Attributes:
+        name, distribution, version: As in `PluginSource`.
+        reason: Why it, or part of it, is broken; None when all is well.
+        provides: What it brings, such as ``backend torch`` or ``hook kvcore_step_finished``.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    reason: str | None = None
+    provides: list[str] = field(default_factory=list)
+
+    @property
+    def origin(self) -> str:
+        """The distribution with its version, for messages."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def broken(self) -> bool:
+        """Whether something of it does not work."""
+        return self.reason is not None
+
+    def fail(self, reason: str) -> None:
+        """Note why it is broken; several reasons are kept."""
+        self.reason = reason if self.reason is None else f"{self.reason}; {reason}"
+
+
+def installed_sources() -> list[PluginSource]:
+    """The entry points of group ``kvcore`` of every installed distribution, sorted by name."""
+    points = sorted(entry_points(group=PROJECT), key=lambda p: (p.name, p.value))
+    return [_source(p) for p in points]
+
+
+def _source(point: EntryPoint) -> PluginSource:
+    dist = point.dist
+    name, version = (dist.name, dist.version) if dist is not None else ("unknown", "unknown")
+    return PluginSource(point.name, name, version, point.load)

@@ -1,0 +1,254 @@
+"""Which backend serves which caches, and why not the others.
+
+Caches of equal spec form a class: they can share a block table, so one backend serves all their layers.
+Every installed backend is asked about every class, and every answer is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from kvcore.attention.query import AttentionQuery
+from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, plain
+from kvcore.plan.groups import LayoutOffer
+from kvcore.registry.candidates import Question, Status, Verdict, judge
+from kvcore.registry.choice import BackendChoice
+from kvcore.registry.registry import Registry
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+
+Purpose = Literal["run", "plan"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One backend's standing for one class.
+
+    Attributes:
+        name: Name of the backend.
+        status: chosen, usable, unsupported or unavailable.
+        verdict: The full answer: reason, layouts, whether the library is installed here.
+        priority: Its declared rank on this device.
+    """
+
+    name: str
+    status: Status
+    verdict: Verdict
+    priority: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `kvcore backends`."""
+        reason = self.verdict.reason
+        return {
+            "name": self.name,
+            "status": self.status,
+            "installed_here": self.verdict.installed_here,
+            "priority": self.priority,
+            "reason": None if reason is None else {k: plain(v) for k, v in reason._asdict().items()},
+        }
+
+
+@dataclass(frozen=True)
+class ClassChoice:
+    """The backends of one class of caches.
+
+    Attributes:
+        kind: full, window, chunk, latent, encoder or state.
+        cache_ids: The caches of the class.
+        candidates: Every backend, in the order in which they were considered.
+        key: The configuration key that decided.
+        wanted: The name asked for, or None for auto.
+        planned: Chosen for a plan: what is missing on this machine does not count.
+    """
+
+    kind: str
+    cache_ids: tuple[CacheId, ...]
+    candidates: tuple[Candidate, ...]
+    key: str
+    wanted: str | None
+    planned: bool = False
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The backend that serves the class, or None."""
+        return next((c for c in self.candidates if c.status == "chosen"), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `kvcore backends`."""
+        return {
+            "kind": self.kind,
+            "layers": [str(c) for c in self.cache_ids],
+            "chosen": self.chosen.name if self.chosen else None,
+            "candidates": [c.as_dict() for c in self.candidates],
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The choice for every class, with the layouts that follow from it.
+
+    Attributes:
+        classes: One entry a class of caches, in model order.
+        offers: The input of `kvcore.plan`: backend and layouts of every cache that owns bytes.
+    """
+
+    classes: tuple[ClassChoice, ...]
+    offers: Mapping[CacheId, LayoutOffer]
+
+
+class _Class(NamedTuple):
+    spec: KVCacheSpec
+    cache_ids: tuple[CacheId, ...]
+    queries: tuple[AttentionQuery, ...]
+
+
+def choose_backends(
+    caches: Mapping[CacheId, KVCacheSpec],
+    queries: Mapping[CacheId, AttentionQuery],
+    device: DeviceFacts,
+    choice: BackendChoice,
+    registry: Registry,
+    *,
+    purpose: Purpose = "run",
+    shared: Mapping[CacheId, CacheId] | None = None,
+    block_size: int | None = None,
+    block_first_only: bool = False,
+    strict: bool = True,
+) -> Selection:
+    """Choose a backend for every class of caches.
+
+    Args:
+        caches: The caches that own bytes.
+        queries: The attention of every layer that reads one, shared readers included.
+        device: The device, present or not.
+        choice: Names, names by kind, options.
+        registry: Where the declarations are.
+        purpose: ``plan`` takes backends whose library is missing here, and goes without any (the core's
+            plain layout) where `auto` finds none; ``run`` does neither.
+        shared: Caches without bytes, and whose they read: those must serve their queries too.
+        block_size: `cache.block_size`; a backend that cannot cut it into kernel blocks is no candidate.
+        block_first_only: Set for `cache.placement=packed`: field-first layouts do not count.
+        strict: False keeps going where nothing can serve, for a listing (`kvcore backends`).
+
+    Returns:
+        The selection; states never have a backend.
+
+    Raises:
+        UnknownBackendError, PluginError: A name asked for is not installed, or its plugin is broken.
+        BackendUnavailableError: The backend asked for misses its library or kernels.
+        BackendUnsupportedError: The backend asked for cannot serve, or none can; carries the reasons.
+    """
+    for kind, name in {"": choice.backend, **choice.by_kind}.items():
+        if name != "auto":
+            registry.backend(name, key=f"backend_by_kind.{kind}" if kind else "backend")
+    rows: list[ClassChoice] = []
+    offers: dict[CacheId, LayoutOffer] = {}
+    for members in _classes(caches, queries, shared or {}):
+        if members.spec.content.per_request:
+            row = ClassChoice("state", members.cache_ids, (), "backend", None)
+        else:
+            question = Question(
+                members.spec, members.queries, device, purpose == "plan", block_size, block_first_only
+            )
+            row = _choose(members, question, choice, registry)
+            if strict and row.chosen is None and (row.wanted is not None or purpose == "run"):
+                raise _refusal(row)
+        rows.append(row)
+        offers |= {cache: _offer(row, registry) for cache in members.cache_ids}
+    return Selection(tuple(rows), offers)
+
+
+def _classes(
+    caches: Mapping[CacheId, KVCacheSpec],
+    queries: Mapping[CacheId, AttentionQuery],
+    shared: Mapping[CacheId, CacheId],
+) -> list[_Class]:
+    readers: dict[CacheId, list[CacheId]] = {c: [c] for c in caches}
+    for reader, owner in shared.items():
+        readers[owner].append(reader)
+    ids: dict[KVCacheSpec, list[CacheId]] = {}
+    for cache, spec in caches.items():
+        ids.setdefault(spec, []).append(cache)
+    found = []
+    for spec, members in ids.items():
+        asked = [queries[r] for owner in members for r in readers[owner] if r in queries]
+        found.append(_Class(spec, tuple(members), tuple(dict.fromkeys(asked))))
+    return found
+
+
+def _choose(members: _Class, question: Question, choice: BackendChoice, registry: Registry) -> ClassChoice:
+    kind = members.spec.kind
+    wanted, key = choice.wanted(kind), choice.key(kind)
+    ranked = sorted(
+        registry.backends.items(), key=lambda item: (-_priority(item[1], question, kind), item[0])
+    )
+    verdicts = {name: judge(spec, question, choice.options.get(name)) for name, spec in ranked}
+    usable = [name for name, verdict in verdicts.items() if verdict.status == "usable"]
+    if wanted is not None:
+        chosen = wanted if wanted in usable else None
+    else:
+        # A plugin may only prefer; that somebody's library is missing is never its business to decide.
+        willing = [name for name in usable if not verdicts[name].by_hand_only]
+        chosen = registry.choose(kind, willing, question.device) if willing else None
+        chosen = chosen or (willing[0] if willing else None)
+    candidates = [
+        Candidate(
+            name,
+            "chosen" if name == chosen else verdict.status,
+            verdict,
+            _priority(registry.backends[name], question, kind),
+        )
+        for name, verdict in verdicts.items()
+    ]
+    candidates += [
+        Candidate(name, "unavailable", Verdict.broken(reason, sorted(registry.backends)), 0)
+        for name, reason in sorted(registry.refused.items())
+    ]
+    return ClassChoice(kind, members.cache_ids, tuple(candidates), key, wanted, question.ignore_unavailable)
+
+
+def _priority(spec: type[BackendSpec], question: Question, kind: str) -> int:
+    device = question.device.kind
+    return spec.priority.get(f"{device}/{kind}", spec.priority.get(device, 0))
+
+
+def _offer(row: ClassChoice, registry: Registry) -> LayoutOffer:
+    chosen = row.chosen
+    if chosen is None:
+        return LayoutOffer()
+    return LayoutOffer(
+        chosen.name, tuple(chosen.verdict.layouts), registry.backends[chosen.name].max_offset_bits
+    )
+
+
+def _refusal(row: ClassChoice) -> Exception:
+    usable = [c.name for c in row.candidates if c.status == "usable"]
+    layers = _shown(row.cache_ids)
+    if row.wanted is None:
+        reasons = {c.name: str(c.verdict.reason) for c in row.candidates}
+        return BackendUnsupportedError(
+            f"no installed backend can serve the {row.kind} caches of {layers}: "
+            + ("; ".join(f"{n}: {r}" for n, r in reasons.items()) or "none is installed"),
+            field=row.key, got="auto", allowed=reasons or "an installed backend",
+            remedy="change what the reasons name, or install another backend (see `kvcore backends`)",
+        )  # fmt: skip
+    mine = next(c for c in row.candidates if c.name == row.wanted)
+    reason = mine.verdict.reason
+    field, got, allowed = reason if reason is not None else (row.key, row.wanted, None)
+    remedy = f"nearest usable backend: {row.key}={usable[0]}" if usable else "no installed backend can serve"
+    if mine.verdict.missing is not None and not row.planned:
+        also = f"; nor could it serve: {reason}" if mine.status == "unsupported" else ""
+        return BackendUnavailableError(
+            f"backend {row.wanted} is not available on this machine: {mine.verdict.missing}{also}",
+            field=row.key, got=row.wanted, allowed=usable or "no other backend is usable", remedy=remedy,
+        )  # fmt: skip
+    return BackendUnsupportedError(
+        f"backend {row.wanted} cannot serve the {row.kind} caches of {layers}",
+        field=field, got=got, allowed=allowed, remedy=remedy,
+    )  # fmt: skip
+
+
+def _shown(cache_ids: Sequence[CacheId]) -> str:
+    return str(cache_ids[0]) if len(cache_ids) == 1 else f"{cache_ids[0]} to {cache_ids[-1]}"
