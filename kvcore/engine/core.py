@@ -1,0 +1,252 @@
+"""`EngineCore`: plans the cache, hands the plan to the executor, and turns the loop of steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvcore.engine.planning import prepare_plan
+from kvcore.engine.request import FinishReason, Request, check_request
+from kvcore.engine.sampler import Sampler
+from kvcore.engine.scheduler import Scheduler
+from kvcore.engine.settings import EngineSettings, SamplingParams
+from kvcore.errors import ConfigError, UnsupportedModelError
+from kvcore.manage.eviction import EvictionPolicy
+from kvcore.manage.manager import KVCacheManager
+from kvcore.plan.capacity import Limits
+from kvcore.plan.planner import Plan
+from kvcore.registry.registry import Registry
+from kvcore.worker.executor.base import Executor
+from kvcore.worker.executor.inline import InlineExecutor
+from kvcore.worker.model_runner import LogitsSink
+from kvcore.worker.settings import WorkerSettings
+from kvcore.worker.worker import Worker
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """One token of one request, and whether it was the last."""
+
+    request: Request
+    token: int
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the request ended, or None while it goes on."""
+        return self.request.finish_reason
+
+
+class EngineCore:
+    """A model with its cache, ready to serve.
+
+    Args:
+        settings: What to build.
+        registry: Installed plugins.
+        eos_token_ids: Ids that end a text.
+        progress: Called with a line of text before each long piece of work.
+        logits_sink: Receives the logits of requests that keep them (scoring).
+
+    Raises:
+        UnsupportedModelError: `run` cannot serve this architecture; raised before weights load.
+        CapacityError: Not one sequence of `max_model_len` fits.
+        BackendError: No backend can serve a group as asked.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        progress: Progress | None = None,
+        logits_sink: LogitsSink | None = None,
+    ) -> None:
+        say = progress or (lambda _: None)
+        self.settings = settings
+        self.registry = registry
+        refuse(settings)
+        say("planning the cache")
+        # Before the weights: a bad choice must not cost a minute of loading.
+        first_plan, self.selection = prepare_plan(settings, registry, purpose="run")
+        first_plan.require_fit()
+        worker = Worker(_worker_settings(settings), registry, Sampler(), logits_sink)
+        self.executor: Executor = InlineExecutor(worker)
+        say(f"loading {settings.facts.architecture} on {settings.device.kind}")
+        self.executor.load_model()
+        self.plan = self._plan_after_loading(first_plan)
+        self.plan.require_fit()
+        say("allocating and binding the cache")
+        self.executor.initialize(self.plan.configs)
+        self.manager = self._make_manager()
+        self.scheduler = Scheduler(
+            self.manager,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            eos_token_ids=eos_token_ids,
+            salt=settings.cache.salt,
+        )
+        self.seconds = 0.0
+        self._arrivals = 0
+
+    def _plan_after_loading(self, first: Plan) -> Plan:
+        cache = self.settings.cache
+        asked = cache.memory_bytes is not None or cache.num_blocks is not None
+        if asked or self.settings.device.kind == "cpu":
+            return first
+        plan, _ = prepare_plan(
+            self.settings, self.registry, purpose="run", memory_bytes=self.executor.cache_bytes()
+        )
+        return plan
+
+    def _make_manager(self) -> KVCacheManager:
+        cache, config = self.settings.cache, self.plan.configs[0]
+        prints = [g.layout.fingerprint for g in config.kv_cache_groups]
+        namespace = "/".join([self.settings.facts.architecture, self.settings.model_path or "", *prints])
+        return KVCacheManager(
+            config,
+            prefix_caching=cache.prefix_caching,
+            hash_name=cache.hash,
+            namespace=namespace.encode(),
+            eviction=self._eviction(),
+        )
+
+    def _eviction(self) -> type[EvictionPolicy] | None:
+        name, known = self.settings.cache.eviction, self.registry.eviction_policies
+        if name == "lru":
+            return None
+        if name not in known:
+            raise ConfigError(
+                "no installed plugin offers this eviction policy",
+                field="cache.eviction", got=name, allowed=["lru", *sorted(known)],
+            )  # fmt: skip
+        return known[name]
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        forced: Sequence[int] | None = None,
+        keep_logits: bool = False,
+    ) -> Request:
+        """Queue a prompt of token ids.
+
+        Args:
+            request_id: A name not in use.
+            prompt_ids: The prompt.
+            sampling: How tokens are chosen.
+            forced: Tokens to append instead of the sampled ones (teacher forcing).
+            keep_logits: Send the logits of every position to the logits sink.
+
+        Raises:
+            RequestError: The request can never be served.
+        """
+        self.check(prompt_ids, sampling)
+        request = Request(
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            arrival=self._arrivals,
+            forced=None if forced is None else tuple(forced),
+            keep_logits=keep_logits,
+            unforked=sampling.n - 1,
+        )
+        self._arrivals += sampling.n
+        self.scheduler.add(request)
+        return request
+
+    def check(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+        """Raise `RequestError` for a request that can never be served."""
+        check_request(
+            prompt_ids,
+            sampling,
+            max_model_len=self.settings.max_model_len,
+            max_num_seqs=self.settings.max_num_seqs,
+            vocab_size=self.settings.facts.vocab_size,
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request now, in whatever state; unknown ids are ignored: it may just have finished."""
+        self.scheduler.finish(request_id, "abort")
+
+    def finish(self, request_id: str, reason: FinishReason) -> None:
+        """End a request for a reason that only its text shows (a stop string)."""
+        self.scheduler.finish(request_id, reason)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[NewToken]:
+        """One step: schedule, run, take in, tell observers. Empty when there was nothing to do."""
+        started = time.perf_counter()
+        output = self.scheduler.schedule()
+        if output is None:
+            return []
+        result = self.executor.execute(output)
+        produced = self.scheduler.update(output, result)
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        self._tell_observers(output.step, output.num_tokens, seconds)
+        return [NewToken(request, token) for request, token in produced]
+
+    def _tell_observers(self, step: int, scheduled: int, seconds: float) -> None:
+        blocks, counts = self.manager.stats(), self.scheduler.stats
+        self.registry.step_finished(
+            {
+                "step": step,
+                "seconds": seconds,
+                "scheduled_tokens": scheduled,
+                "num_running": len(self.scheduler.running),
+                "num_waiting": len(self.scheduler.waiting),
+                "preemptions": counts.preemptions,
+                "blocks_used": blocks["blocks_used"],
+                "blocks_total": blocks["blocks_total"],
+                "prefix_hit_tokens": counts.cached_tokens,
+                "prompt_tokens": counts.prompt_tokens,
+                "output_tokens": counts.output_tokens,
+                "copied_blocks": blocks["copied_blocks"],
+            }
+        )
+
+
+def _worker_settings(settings: EngineSettings) -> WorkerSettings:
+    if settings.model_path is None:
+        raise ConfigError(
+            "a model directory with weights is needed to run", field="model.path", got=None,
+            remedy="give model.path=DIR",
+        )  # fmt: skip
+    return WorkerSettings(
+        facts=settings.facts,
+        model_path=settings.model_path,
+        device=settings.device,
+        limits=Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs),
+        utilization=settings.cache.utilization,
+        options=settings.backend.options,
+    )
+
+
+def refuse(settings: EngineSettings) -> None:
+    """Raise for a model or a setting that `run` cannot serve correctly, before anything is loaded."""
+    facts = settings.facts
+    for refusal in facts.refusals:
+        raise UnsupportedModelError(
+            f"{facts.architecture} cannot be run: {refusal.reason}",
+            field=refusal.field,
+            got=refusal.got,
+            remedy=refusal.remedy or "kvcore plan, backends and layout still describe this model",
+        )
+    if settings.max_model_len > facts.max_model_len:
+        raise ConfigError(
+            "the model was not made for sequences this long",
+            field="engine.max_model_len",
+            got=settings.max_model_len,
+            allowed=f"at most {facts.max_model_len}",
+            remedy=f"set engine.max_model_len={facts.max_model_len} or less",
+        )

@@ -1,0 +1,227 @@
+"""`LLM`: prompts in, texts out; whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvcore.engine.core import EngineCore, Progress
+from kvcore.engine.output import TextStream
+from kvcore.engine.request import FinishReason, Request
+from kvcore.engine.settings import EngineSettings, SamplingParams
+from kvcore.errors import ConfigError, IntegrityError
+from kvcore.models.tokenizer import Tokenizer
+from kvcore.plan.planner import Plan
+from kvcore.registry.registry import Registry
+
+OnProgress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One finished sample of one prompt.
+
+    Attributes:
+        prompt: The prompt as given.
+        text: The decoding without special tokens, cut before a stop string.
+        token_ids: The generated ids, the EOS that ended them included.
+        finish_reason: stop, length or abort.
+        num_cached_tokens: Prompt tokens that the prefix cache served.
+    """
+
+    prompt: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """A piece of text, as soon as it is certain.
+
+    Attributes:
+        prompt_index: Which prompt.
+        sample: Which of its n samples.
+        text: New text, possibly empty (half a character, or the beginning of a stop string).
+        token_id: The token behind it.
+        output: The whole sample, on its last event.
+    """
+
+    prompt_index: int
+    sample: int
+    text: str
+    token_id: int
+    output: Output | None
+
+
+class LLM:
+    """A model that answers.
+
+    Args:
+        settings: What to build, see `EngineSettings`; `kvcore.LLM` makes them from overrides.
+        registry: Installed plugins.
+        progress: Called with a line of text before each long piece of work.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, registry: Registry, progress: Progress | None = None
+    ) -> None:
+        if settings.model_path is None:
+            raise ConfigError("a model directory is needed to run", field="model.path", got=None)
+        self._kept: dict[str, dict[int, torch.Tensor]] = {}
+        self._requests = 0
+        self.tokenizer = Tokenizer.load(settings.model_path)
+        self.core = EngineCore(
+            settings,
+            registry,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            progress=progress,
+            logits_sink=self._keep_logits,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the cache was built from."""
+        return self.core.plan
+
+    @property
+    def backends(self) -> dict[str, str | None]:
+        """The backend of each KV group, by ``<index> <kind>``."""
+        groups = self.plan.configs[0].kv_cache_groups
+        return {f"{g.index} {g.spec.kind}": g.backend for g in groups}
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        sampling: SamplingParams | None = None,
+        *,
+        chat: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> list[Output]:
+        """Answer all prompts in one continuous batch.
+
+        Args:
+            prompts: Texts.
+            sampling: How tokens are chosen; the default is greedy, 64 tokens.
+            chat: Wrap each prompt in the tokenizer's chat template.
+            on_progress: Called after each token with (samples finished, samples in all, tokens so far).
+
+        Returns:
+            Outputs in the order of the prompts, n for each.
+
+        Raises:
+            RequestError: A prompt can never be served; nothing has run then.
+        """
+        sampling = sampling or SamplingParams()
+        done: dict[tuple[int, int], Output] = {}
+        for tokens, event in enumerate(self.stream(prompts, sampling, chat=chat), 1):
+            if event.output is not None:
+                done[event.prompt_index, event.sample] = event.output
+            if on_progress is not None:
+                on_progress(len(done), len(prompts) * sampling.n, tokens)
+        return [done[key] for key in sorted(done)]
+
+    def stream(
+        self, prompts: Sequence[str], sampling: SamplingParams | None = None, *, chat: bool = False
+    ) -> Iterator[StreamEvent]:
+        """Answer all prompts in one continuous batch, yielding text as it comes.
+
+        Closing the iterator early aborts what is left. Arguments and errors as in `generate`.
+        """
+        sampling = sampling or SamplingParams()
+        encoded = [self.tokenizer.encode(prompt, chat=chat) for prompt in prompts]
+        for ids in encoded:
+            self.core.check(ids, sampling)
+        roots = {self._new_id(): i for i in range(len(prompts))}
+        texts: dict[str, TextStream] = {}
+        try:
+            for request_id, i in roots.items():
+                self.core.add_request(request_id, encoded[i], sampling)
+            while self.core.has_unfinished:
+                for new in self.core.step():
+                    i = roots[_root(new.request)]
+                    text = texts.setdefault(new.request.request_id, TextStream(self.tokenizer, sampling.stop))
+                    yield self._event(i, prompts[i], new.request, new.token, text)
+        finally:
+            for request in list(self.core.scheduler.requests.values()):
+                if _root(request) in roots:
+                    self.core.abort(request.request_id)
+
+    def _event(
+        self, index: int, prompt: str, request: Request, token: int, stream: TextStream
+    ) -> StreamEvent:
+        text = stream.push(token)
+        if request.finish_reason is not None:
+            text += stream.finish()
+        if stream.stopped:
+            self.core.finish(request.request_id, "stop")
+        reason: FinishReason | None = "stop" if stream.stopped else request.finish_reason
+        output = None
+        if reason is not None:
+            ids = tuple(request.output_ids)
+            output = Output(prompt, stream.text, ids, reason, request.num_cached_tokens or 0)
+        return StreamEvent(index, request.sample, text, token, output)
+
+    def score(
+        self, token_ids: Sequence[Sequence[int]], *, prompt_lens: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """Teacher-forced logits of whole sequences, through the same cache, batch and kernels.
+
+        Args:
+            token_ids: Sequences of token ids.
+            prompt_lens: How many tokens of each are prefilled; the rest is fed one token a step, as
+                a decode would. Default: all but none are decoded.
+
+        Returns:
+            For each sequence float32 [len, V]: row i predicts token i + 1.
+        """
+        lens = prompt_lens or [len(ids) for ids in token_ids]
+        names = [self._new_id() for _ in token_ids]
+        for name, ids, prompt in zip(names, token_ids, lens, strict=True):
+            forced = tuple(ids[prompt:])
+            sampling = SamplingParams(max_tokens=len(forced) + 1, ignore_eos=True)
+            self._kept[name] = {}
+            self.core.add_request(name, ids[:prompt], sampling, forced=forced, keep_logits=True)
+        while self.core.has_unfinished:
+            self.core.step()
+        return [self._collect(name, len(ids)) for name, ids in zip(names, token_ids, strict=True)]
+
+    def _keep_logits(self, request_id: str, first: int, logits_NV: torch.Tensor) -> None:
+        self._kept[request_id].update(enumerate(logits_NV.float().cpu(), first))
+
+    def _collect(self, name: str, length: int) -> torch.Tensor:
+        rows = self._kept.pop(name)
+        if sorted(rows) != list(range(length)):
+            raise IntegrityError(
+                "not every position was computed", field="score", got=len(rows), allowed=length
+            )
+        return torch.stack([rows[i] for i in range(length)])
+
+    def _new_id(self) -> str:
+        self._requests += 1
+        return f"r{self._requests}"
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, as `kvcore run` prints them; seconds are those spent in steps."""
+        counts, blocks, seconds = self.core.scheduler.stats, self.core.manager.stats(), self.core.seconds
+        return {
+            "prompt_tokens": counts.prompt_tokens,
+            "output_tokens": counts.output_tokens,
+            "cached_tokens": counts.cached_tokens,
+            "seconds": seconds,
+            "tokens_per_second": counts.output_tokens / seconds if seconds else 0.0,
+            "preemptions": counts.preemptions,
+            "prefix_hit_rate": counts.cached_tokens / counts.prompt_tokens if counts.prompt_tokens else 0.0,
+            "peak_blocks": blocks["peak_blocks"],
+            "total_blocks": blocks["blocks_total"],
+            "copied_blocks": blocks["copied_blocks"],
+        }
+
+
+def _root(request: Request) -> str:
+    """The id under which the prompt of a request was added; forks carry it before a ``#``."""
+    return request.request_id.split("#")[0]

@@ -1,0 +1,66 @@
+"""From logits to token ids: greedy, temperature, top-k, top-p, each draw a function of (seed, index)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from kvcore.worker.messages import SampleAsk
+
+
+def uniform(seed: int, index: int) -> float:
+    """The random number in [0, 1) for token `index` of the sample seeded `seed`.
+
+    A function of both, not a stream: batching, preemption and recomputation cannot change a draw.
+    """
+    return random.Random(f"kvcore:{seed}:{index}").random()
+
+
+def filtered_probabilities(logits_V: torch.Tensor, ask: SampleAsk) -> tuple[torch.Tensor, torch.Tensor]:
+    """Candidate token ids, most probable first, and their renormalised float64 probabilities.
+
+    Top-k keeps the k largest; top-p then keeps the smallest head of the rest whose mass reaches p.
+    Equal logits keep the order of their ids, so that ties are settled the same way everywhere.
+    """
+    scaled_V = logits_V.double() / ask.temperature
+    sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
+    if ask.top_k > 0:
+        sorted_V, ids_V = sorted_V[: ask.top_k], ids_V[: ask.top_k]
+    probabilities = torch.softmax(sorted_V, dim=0)
+    if ask.top_p < 1.0:
+        before = torch.cumsum(probabilities, dim=0) - probabilities
+        keep = int((before < ask.top_p).sum())
+        probabilities, ids_V = probabilities[: max(keep, 1)], ids_V[: max(keep, 1)]
+    return ids_V, probabilities / probabilities.sum()
+
+
+def draw(logits_V: torch.Tensor, ask: SampleAsk) -> int:
+    """One token: inverse transform sampling over the filtered distribution."""
+    ids, probabilities = filtered_probabilities(logits_V, ask)
+    mass = torch.cumsum(probabilities, dim=0)
+    point = uniform(ask.seed, ask.index)
+    position = int(torch.searchsorted(mass, torch.tensor(point, dtype=mass.dtype), right=True))
+    return int(ids[min(position, len(ids) - 1)])
+
+
+class Sampler:
+    """Draws all tokens of a step."""
+
+    def __call__(
+        self, logits_NV: torch.Tensor, asks: Sequence[Sequence[SampleAsk]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """For row n of the logits, one token for each of `asks[n]`.
+
+        Args:
+            logits_NV: float32 [N, V], on any device.
+            asks: N sequences.
+        """
+        best = logits_NV.argmax(dim=-1).tolist()
+        random_rows = [n for n, row in enumerate(asks) if any(a.temperature > 0 for a in row)]
+        on_host = {n: logits_NV[n].cpu() for n in random_rows}
+        return tuple(
+            tuple(best[n] if a.temperature == 0 else draw(on_host[n], a) for a in row)
+            for n, row in enumerate(asks)
+        )

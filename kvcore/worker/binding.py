@@ -1,0 +1,64 @@
+"""Binding: every attention layer of the model meets its backend, its facts and its views, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
+from kvcore.models.facts import ModelFacts
+from kvcore.plan.config import KVCacheConfig
+from kvcore.spec.cache_spec import CacheId
+from kvcore.worker.forward_context import BoundLayer
+
+Views = Mapping[CacheId, Mapping[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """All bound layers of a rank.
+
+    Attributes:
+        layers: Bound layers by cache, for the forward context.
+        groups: (backend, attention group): metadata is prepared once a step for each.
+    """
+
+    layers: Mapping[CacheId, BoundLayer]
+    groups: tuple[tuple[AttentionBackend, AttentionGroup], ...]
+
+
+def bind(
+    facts: ModelFacts,
+    config: KVCacheConfig,
+    views: Views,
+    backends: Mapping[str, AttentionBackend],
+    parameters: Callable[[CacheId], Mapping[str, torch.Tensor]],
+) -> Binding:
+    """Bind every cache that attention reads.
+
+    Args:
+        facts: The model; gives each cache its query.
+        config: The plan of this rank; gives each cache its KV group and backend.
+        views: Field views of each cache.
+        backends: Backends by name.
+        parameters: For a cache, the layer's own tensors: ``sinks``, ``alibi_slopes`` where it has them.
+    """
+    layers: dict[CacheId, BoundLayer] = {}
+    groups: list[tuple[AttentionBackend, AttentionGroup]] = []
+    queries = facts.queries
+    for group in config.kv_cache_groups:
+        caches = [c for c in (*group.cache_ids, *group.shared) if c in queries]
+        if group.backend is None:
+            continue
+        backend = backends[group.backend]
+        # Layers of one KV group may still ask unlike things (a mask, a soft-cap): one group for each.
+        for query in dict.fromkeys(queries[c] for c in caches):
+            members = []
+            for cache in sorted(c for c in caches if queries[c] == query):
+                layer = AttentionLayer(cache, query, **parameters(cache), shared=cache in group.shared)
+                layers[cache] = BoundLayer(layer, backend, len(groups), views[cache])
+                members.append(layer)
+            groups.append((backend, AttentionGroup(group.index, query, tuple(members), group.layout)))
+    return Binding(layers, tuple(groups))

@@ -1,0 +1,57 @@
+"""`CacheEngine`: the device arena of one rank, its views, and the block operations before a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kvcore.memory.arena import Arena
+from kvcore.memory.copy import copy_blocks, zero_blocks
+from kvcore.memory.views import field_tensors
+from kvcore.plan.config import KVCacheConfig
+from kvcore.spec.cache_spec import CacheId
+
+
+class CacheEngine:
+    """Owns the bytes. After construction no step allocates cache memory or moves a view.
+
+    Args:
+        config: The plan of this rank.
+        device: Torch device of the arena.
+        zero_new_blocks: Zero every block when it is handed out, see `must_zero`.
+    """
+
+    def __init__(self, config: KVCacheConfig, device: str, *, zero_new_blocks: bool) -> None:
+        self.config = config
+        self.arena = Arena(config.total_bytes, device)
+        self.zero_new_blocks = zero_new_blocks
+        self.views: dict[CacheId, Mapping[str, torch.Tensor]] = {}
+        for group in config.kv_cache_groups:
+            for cache in (*group.cache_ids, *group.shared):
+                self.views[cache] = field_tensors(self.arena, config, cache)
+
+    def before_step(
+        self, copies: Sequence[tuple[int, int, int]], new_blocks: Sequence[tuple[int, int]]
+    ) -> None:
+        """Block operations of a step, in the order of the design: copy, then zero."""
+        for group in {g for g, _, _ in copies}:
+            pairs = [(a, b) for g, a, b in copies if g == group]
+            copy_blocks(self.arena, self.config, group, pairs)
+        if self.zero_new_blocks:
+            # A copy's target is written already; zeroing it would lose the copy.
+            targets = {(g, b) for g, _, b in copies}
+            for group in {g for g, _ in new_blocks}:
+                fresh = [b for g, b in new_blocks if g == group and (g, b) not in targets]
+                zero_blocks(self.arena, self.config, group, fresh)
+
+
+def must_zero(config: KVCacheConfig, reads_unwritten_slots: bool) -> bool:
+    """Whether blocks must be zeroed when handed out.
+
+    Only a kernel that loads unwritten slots can be hurt, and only where the stale bytes of a block can
+    be of another element type: read as such they may be NaN, and 0 * NaN is NaN. Within one dtype,
+    stale values are finite numbers that the mask removes.
+    """
+    dtypes = {p.dtype for g in config.kv_cache_groups for p in g.layout.places}
+    return reads_unwritten_slots and len(dtypes) > 1

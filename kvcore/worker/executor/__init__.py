@@ -1,0 +1,1 @@
+"""Where workers run: one file a kind. Process and Ray executors come later behind the same base."""

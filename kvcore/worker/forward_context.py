@@ -1,0 +1,94 @@
+"""`ForwardContext`: what an attention layer finds when the model calls it in the middle of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvcore.attention.backend import AttentionBackend, AttentionLayer
+from kvcore.attention.batch import Batch
+from kvcore.attention.query import AttentionQuery
+from kvcore.errors import IntegrityError
+from kvcore.spec.cache_spec import CacheId
+
+
+@dataclass(frozen=True)
+class BoundLayer:
+    """A layer, its backend and its views, bound once before the first step.
+
+    Attributes:
+        layer: Facts and parameters of the layer.
+        backend: Who serves it.
+        attention_group: Index of its attention group.
+        cache: Field views into the arena; the same objects as in the runner's list.
+    """
+
+    layer: AttentionLayer
+    backend: AttentionBackend
+    attention_group: int
+    cache: Mapping[str, torch.Tensor]
+
+
+class ForwardContext:
+    """Routes each attention call of a forward pass to its bound layer.
+
+    Args:
+        layers: Bound layers by cache.
+    """
+
+    def __init__(self, layers: Mapping[CacheId, BoundLayer]) -> None:
+        self.layers = layers
+        self._batch: Batch | None = None
+        self._metadata: list[Any] = []
+
+    def begin(self, batch: Batch, metadata: list[Any]) -> None:
+        """Start a step: its batch, and the metadata of every attention group."""
+        self._batch, self._metadata = batch, metadata
+
+    def attend(
+        self, cache_id: CacheId, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Write the step's keys and values, then attend.
+
+        Args:
+            cache_id: Whose cache.
+            query_THD: Queries [T, H, D].
+            key_TKD: Keys [T, K, D].
+            value_TKD: Values [T, K, Dv].
+
+        Returns:
+            [T, H, Dv], in the queries' dtype.
+        """
+        bound = self.layers[cache_id]
+        if self._batch is None:
+            raise IntegrityError("attention was called outside a step", field="batch", got=None)
+        metadata = self._metadata[bound.attention_group]
+        fresh = None
+        if not bound.layer.shared:
+            fresh = {"k": key_TKD, "v": value_TKD}
+            bound.backend.write(bound.layer, fresh, bound.cache, self._batch, metadata)
+        heads, dim_v = query_THD.shape[1], bound.layer.query.head_dim_v
+        out_THD = query_THD.new_empty(query_THD.shape[0], heads, dim_v)
+        bound.backend.attend(bound.layer, {"q": query_THD}, fresh, bound.cache, metadata, out_THD)
+        return out_THD
+
+
+class NoAttention:
+    """Stands in for a context before there is a cache: zeros of the right shape (memory profile).
+
+    Args:
+        queries: Attention facts by cache.
+    """
+
+    def __init__(self, queries: Mapping[CacheId, AttentionQuery]) -> None:
+        self.queries = queries
+
+    def attend(
+        self, cache_id: CacheId, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor
+    ) -> torch.Tensor:
+        """Zeros [T, H, Dv]."""
+        query = self.queries[cache_id]
+        return query_THD.new_zeros(query_THD.shape[0], query.num_heads, query.head_dim_v)

@@ -1,0 +1,146 @@
+"""`ModelRunner`: applies a step's integers to tables and buffers, runs the model, draws the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from kvcore.attention.backend import AttentionBackend
+from kvcore.attention.batch import Batch
+from kvcore.attention.batch_builder import BatchBuilder
+from kvcore.errors import IntegrityError
+from kvcore.memory.block_table import BlockTables
+from kvcore.models.transformers_bridge import TransformersModel
+from kvcore.plan.capacity import Limits
+from kvcore.plan.config import KVCacheConfig
+from kvcore.worker.binding import Binding, bind
+from kvcore.worker.cache_engine import CacheEngine
+from kvcore.worker.forward_context import ForwardContext
+from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput, StepResult
+
+# Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
+LogitsSink = Callable[[str, int, torch.Tensor], None]
+SampleTokens = Callable[[torch.Tensor, Sequence[Sequence[SampleAsk]]], tuple[tuple[int, ...], ...]]
+
+
+class ModelRunner:
+    """One model on one device.
+
+    Args:
+        model: The loaded model.
+        limits: Sizes of the persistent buffers.
+        device: Torch device.
+        sample: Draws tokens from logits.
+        logits_sink: Where kept logits go.
+
+    Attributes:
+        kv_caches: The field views of every bound cache in model order: the first place of binding. The
+            forward context is the second; both hold the same tensors.
+    """
+
+    def __init__(
+        self,
+        model: TransformersModel,
+        limits: Limits,
+        device: str,
+        sample: SampleTokens,
+        logits_sink: LogitsSink | None = None,
+    ) -> None:
+        self.model = model
+        self.limits = limits
+        self.device = device
+        self.sample = sample
+        self.logits_sink = logits_sink
+        self.kv_caches: list[Mapping[str, torch.Tensor]] = []
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
+
+    def bind(
+        self, config: KVCacheConfig, cache: CacheEngine, backends: Mapping[str, AttentionBackend]
+    ) -> None:
+        """Meet the cache: views, tables, buffers, attention groups. Called once."""
+        self.cache = cache
+        self.binding: Binding = bind(
+            self.model.facts, config, cache.views, backends, self.model.attention_tensors
+        )
+        self.context = ForwardContext(self.binding.layers)
+        self.kv_caches = [self.binding.layers[c].cache for c in sorted(self.binding.layers)]
+        self.tables = BlockTables(config, self.limits.max_num_seqs, self.limits.max_model_len, self.device)
+        self.builder = BatchBuilder(
+            config, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.device
+        )
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Run one step."""
+        for request_id in output.finished:
+            self._drop(request_id)
+        rows = [self._row(r) for r in output.rows]
+        for row, scheduled in zip(rows, output.rows, strict=True):
+            for group, delta in enumerate(scheduled.deltas):
+                self.tables.apply(group, row, delta)
+        self.cache.before_step(output.copies, output.new_blocks)
+        batch = self.builder.build(
+            rows,
+            [len(r.token_ids) for r in output.rows],
+            [r.num_computed for r in output.rows],
+            self.tables,
+        )
+        logits = self._forward(output, batch)
+        return StepResult(output.step, self._draw(output, logits))
+
+    def _row(self, scheduled: ScheduledRow) -> int:
+        row = self._rows.get(scheduled.request_id)
+        if row is None:
+            if not self._free_rows:
+                raise IntegrityError(
+                    "more requests than rows", field="max_num_seqs", got=len(self._rows) + 1,
+                    allowed=self.limits.max_num_seqs,
+                )  # fmt: skip
+            row = self._rows[scheduled.request_id] = self._free_rows.pop()
+            self.tables.clear(row)
+        return row
+
+    def _drop(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:  # a request may end before it ever ran
+            self._free_rows.append(row)
+
+    def _forward(self, output: SchedulerOutput, batch: Batch) -> torch.Tensor:
+        """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""
+        tokens = [t for r in output.rows for t in r.token_ids]
+        positions = [p for r in output.rows for p in range(r.num_computed, r.num_computed + len(r.token_ids))]
+        self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
+        return self.model.forward(
+            torch.tensor(tokens, device=self.device),
+            torch.tensor(positions, device=self.device),
+            torch.tensor(_wanted(output), device=self.device),
+            self.context,
+        )
+
+    def _draw(self, output: SchedulerOutput, logits_NV: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+        """Sample each row's tokens from its last logits, and hand kept logits to the sink."""
+        last, start = [], 0
+        for r in output.rows:
+            count = _wanted_count(r)
+            if r.keep_logits and self.logits_sink is not None:
+                self.logits_sink(r.request_id, r.num_computed, logits_NV[start : start + count])
+            start += count
+            if r.samples:
+                last.append(start - 1)
+        drawn = iter(self.sample(logits_NV[last], [r.samples for r in output.rows if r.samples]))
+        return tuple(next(drawn) if r.samples else () for r in output.rows)
+
+
+def _wanted_count(row: ScheduledRow) -> int:
+    return len(row.token_ids) if row.keep_logits else int(bool(row.samples))
+
+
+def _wanted(output: SchedulerOutput) -> list[int]:
+    """Positions in the flat batch whose logits are needed: all of a row that keeps them, else the last."""
+    wanted, end = [], 0
+    for r in output.rows:
+        end += len(r.token_ids)
+        wanted += range(end - _wanted_count(r), end)
+    return wanted

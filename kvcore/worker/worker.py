@@ -1,0 +1,91 @@
+"""`Worker`: one rank. It loads the model, measures memory, and takes its own config from the plan."""
+
+from __future__ import annotations
+
+import torch
+
+from kvcore.attention.backend import AttentionBackend
+from kvcore.errors import ConfigError
+from kvcore.models.transformers_bridge import TransformersModel
+from kvcore.plan.config import KVCacheConfig
+from kvcore.registry.registry import Registry
+from kvcore.worker.cache_engine import CacheEngine, must_zero
+from kvcore.worker.forward_context import NoAttention
+from kvcore.worker.messages import SchedulerOutput, StepResult
+from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
+from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
+from kvcore.worker.settings import WorkerSettings
+
+
+class Worker:
+    """One rank on one device.
+
+    Args:
+        settings: What to load and where.
+        registry: Installed plugins, for the backends.
+        sample: Draws tokens from logits.
+        logits_sink: Where kept logits go.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        registry: Registry,
+        sample: SampleTokens,
+        logits_sink: LogitsSink | None = None,
+    ) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.sample = sample
+        self.logits_sink = logits_sink
+        self.global_rank = settings.global_rank
+        self.device = torch.device(settings.torch_device)
+
+    def load_model(self) -> None:
+        """Load the weights, with readings before and after on a device that has them."""
+        s = self.settings
+        self._readings = [] if s.device.kind == "cpu" else [cuda_snapshot(self.device)]
+        self.model = TransformersModel.load(s.model_path, s.facts, dtype=s.facts.dtype, device=s.torch_device)
+        if self._readings:
+            self._readings.append(cuda_snapshot(self.device))
+
+    def cache_bytes(self) -> int:
+        """Bytes for the arena by the memory profile: total x utilization less everything else in use."""
+        if not self._readings:
+            raise ConfigError(
+                "a CPU device has no memory profile", field="cache.memory", got="auto",
+                remedy="give cache.memory or cache.num_blocks",
+            )  # fmt: skip
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self._largest_step()
+        torch.cuda.synchronize(self.device)
+        before, loaded = self._readings
+        use = profile(before, loaded, cuda_snapshot(self.device))
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info(self.device)
+        return cache_bytes(total, self.settings.utilization, use)
+
+    @torch.inference_mode()
+    def _largest_step(self) -> None:
+        """The step of most tokens, with attention left out: there is no cache yet."""
+        limits = self.settings.limits
+        tokens = torch.zeros(limits.max_num_batched_tokens, dtype=torch.int64, device=self.device)
+        rows = torch.arange(min(limits.max_num_seqs, len(tokens)), device=self.device)
+        self.model.forward(tokens, torch.zeros_like(tokens), rows, NoAttention(self.settings.facts.queries))
+
+    def initialize(self, config: KVCacheConfig) -> None:
+        """Allocate the arena, make the views, bind every layer, and prove that the model reaches them."""
+        device, options = self.settings.torch_device, self.settings.options
+        names = {g.backend for g in config.kv_cache_groups if g.backend is not None}
+        specs = {name: self.registry.backend(name) for name in names}
+        backends: dict[str, AttentionBackend] = {
+            name: spec.create(device, options.get(name, spec.Config())) for name, spec in specs.items()
+        }
+        reads = any(spec.reads_unwritten_slots for spec in specs.values())
+        self.cache = CacheEngine(config, device, zero_new_blocks=must_zero(config, reads))
+        self.runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
+        self.runner.bind(config, self.cache, backends)
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Run one step."""
+        return self.runner.execute(output)
