@@ -12,6 +12,7 @@ import torch
 from kvcore.attention.batch import Batch
 from kvcore.attention.query import AttentionQuery
 from kvcore.spec.cache_spec import CacheId
+from kvcore.spec.layout import SizedLayout
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,13 @@ class AttentionGroup:
         kv_group: Index of the KV group, also into `Batch.groups`.
         query: The facts that all its layers share.
         layers: The layers, in model order.
+        layout: How the fields of the KV group lie: which axis of a view is which.
     """
 
     kv_group: int
     query: AttentionQuery
     layers: tuple[AttentionLayer, ...]
+    layout: SizedLayout
 
 
 class AttentionBackend(ABC):
