@@ -25,10 +25,7 @@ def parts(report: Path) -> list[tuple[str, list[str]]]:
         ("ruff format", [str(BIN / "ruff"), "format", "--check", "."]),
         ("import-linter", [str(BIN / "lint-imports")]),
         ("mypy", [python, "-m", "mypy", "--strict"]),
-        (
-            "docs",
-            [python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html"],
-        ),
+        ("docs", sphinx),
         # Last, so that a reader and CI find its closing line where they look for it.
         ("pytest", [python, "-m", "pytest", "-n", "2", f"--junitxml={report}"]),
     ]

@@ -81,6 +81,10 @@ class PageLayout:
             for axis in f.axes:
                 if axis.size is not None:
                     positive("axis", axis.size)
+                elif axis.name != TOKEN:
+                    raise LayoutError(
+                        f"layout {self.name}: only the token axis may be open", field=f.name, got=axis.name
+                    )
 
     def at(self, kernel_block_size: int) -> SizedLayout:
         """This layout for kernel blocks of `kernel_block_size` tokens."""
