@@ -1,0 +1,59 @@
+"""What happened to cached prefixes, for routers and stores: stored, removed, cleared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of a block can be hit from now on.
+
+    Attributes:
+        group: KV group.
+        digest: What the block is found by; it stands for all tokens up to the block's end.
+        block: Block id.
+        parent: Digest of the block before it in this group, or None for the first.
+        tokens: The block's own token ids.
+    """
+
+    group: int
+    digest: bytes
+    block: int
+    parent: bytes | None
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A block was evicted: its content can no longer be hit."""
+
+    group: int
+    digest: bytes
+    block: int
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """The whole prefix cache was reset."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class EventLog:
+    """Collects events until they are drained; without `enabled` it costs and keeps nothing."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """Keep `event` when enabled."""
+        if self.enabled:
+            self._events.append(event)
+
+    def drain(self) -> list[Event]:
+        """All events since the last call, oldest first."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,160 @@
+"""`Explainer`: why a prefix was not found, worked out when the request is admitted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from kvcore.errors import ConfigError, RequestError
+from kvcore.manage.group_rule import GroupRule
+from kvcore.manage.prefix_cache import PrefixCache
+from kvcore.manage.request import RequestState
+
+Reason = Literal["none", "disabled", "first", "token", "salt", "adapter", "multimodal", "not_computed",
+                 "reset", "window", "evicted"]  # fmt: skip
+
+
+class Miss(NamedTuple):
+    """Why the hit of a request ended where it did.
+
+    Attributes:
+        reason: ``none``: all that can be reused was. ``disabled``: no prefix caching. ``first``: no
+            remembered request begins alike. ``token``: the tokens differ at `position`. ``salt``,
+            ``adapter``, ``multimodal``: equal tokens under other conditions. ``not_computed``: the other
+            request had not computed them yet. ``reset``: the cache was cleared since. ``window``: a window
+            or chunk had moved on, and its blocks served others. ``evicted``: a block served others.
+        cached_tokens: Tokens that were reused.
+        possible_tokens: Tokens that could have been, had everything been there.
+        position: First differing token, or first token of the first missing block, or None.
+        other: The remembered request that came closest, or None.
+        group: The group that lacked a block, or None.
+        text: The same for people.
+    """
+
+    reason: Reason
+    cached_tokens: int
+    possible_tokens: int
+    position: int | None
+    other: str | None
+    group: int | None
+    text: str
+
+
+class Explainer:
+    """Remembers the last `history` requests; without history it costs nothing.
+
+    Args:
+        rules: The groups.
+        cache: The prefix cache, only read.
+        history: Requests to remember, 0 for none.
+        enabled: Whether prefixes are cached at all.
+    """
+
+    def __init__(
+        self, rules: Sequence[GroupRule], cache: PrefixCache, history: int, *, enabled: bool
+    ) -> None:
+        if history < 0:
+            raise ConfigError(
+                "explain_history is negative", field="cache.explain_history", got=history, allowed=">= 0"
+            )
+        self._rules, self._cache, self._enabled = rules, cache, enabled
+        self._history = history
+        self._others: deque[RequestState] = deque(maxlen=history)
+        self._misses: OrderedDict[str, Miss] = OrderedDict()
+
+    def miss(self, request_id: str) -> Miss:
+        """What `admitted` found for a request.
+
+        Raises:
+            ConfigError: Nothing is remembered.
+            RequestError: The request was not admitted, or too long ago.
+        """
+        if not self._history:
+            raise ConfigError(
+                "misses are not explained", field="cache.explain_history", got=0, allowed=">= 1",
+                remedy="set cache.explain_history to the number of requests to remember",
+            )  # fmt: skip
+        if request_id not in self._misses:
+            raise RequestError(
+                "no admission of this request is remembered", field="request_id", got=request_id
+            )
+        return self._misses[request_id]
+
+    def admitted(self, request: RequestState, hit: int) -> None:
+        """A request enters with a hit of `hit` tokens; called before anything of it is stored."""
+        if not self._history:
+            return
+        self._misses[request.request_id] = self._explain(request, hit)
+        self._misses.move_to_end(request.request_id)
+        while len(self._misses) > self._history:
+            self._misses.popitem(last=False)
+        self._others.append(request)
+
+    def _explain(self, request: RequestState, hit: int) -> Miss:
+        unit = self._cache.unit
+        possible = (len(request.tokens) - 1) // unit * unit
+        base = Miss("none", hit, possible, None, None, None, "everything that can be reused was")
+        if not self._enabled:
+            return base._replace(reason="disabled", text="prefix caching is off")
+        if hit == possible:
+            return base
+        best, common = self._closest(request)
+        if best is None:
+            return base._replace(
+                reason="first", position=0, text="no remembered request begins with the same token"
+            )
+        name, reach = best.request_id, min(common, possible) // unit * unit
+        base = base._replace(position=hit, other=name)
+        if reach <= hit:
+            return base._replace(
+                reason="token",
+                position=common,
+                text=f"token {common} differs from request {name}, or ends it",
+            )
+        alike = f"request {name} has the same first {common} tokens"
+        if best.salt != request.salt:
+            return base._replace(reason="salt", text=f"{alike}, under another salt")
+        if best.root != request.root:
+            return base._replace(reason="adapter", text=f"{alike}, with another adapter")
+        if best.items != request.items:
+            return base._replace(reason="multimodal", text=f"{alike}, standing for other items")
+        if best.epoch != request.epoch:
+            return base._replace(reason="reset", text=f"{alike}, but the cache was reset since it began")
+        if best.committed < reach:
+            done = f"{best.committed} of them were computed"
+            return base._replace(reason="not_computed", position=best.committed, text=f"{alike}, but {done}")
+        return self._missing(base, request, best, reach)
+
+    def _closest(self, request: RequestState) -> tuple[RequestState | None, int]:
+        """The longest common beginning; of equal ones, under the same conditions, then the newest."""
+        best, common, best_rank = None, 0, (1, False)
+        for other in self._others:
+            length = common_prefix(request, other)
+            rank = (length, other.root == request.root and other.items == request.items)
+            if rank >= best_rank:
+                best, common, best_rank = other, length, rank
+        return best, common
+
+    def _missing(self, base: Miss, request: RequestState, best: RequestState, reach: int) -> Miss:
+        """Which group lacks which block of the first `reach` tokens; groups that keep everything first."""
+        for rule in sorted(self._rules, key=lambda r: r.drops):
+            span = self._cache.spans[rule.index]
+            for b in range(rule.first_block(reach), reach // rule.block_size):
+                if self._cache.get(rule.index, request.digests[(b + 1) * span - 1]) is None:
+                    position, moved = b * rule.block_size, b < rule.first_block(best.committed)
+                    what = f"group {rule.index} lacks the block of token {position}"
+                    why = "the window had moved on" if moved else "it was evicted"
+                    return base._replace(
+                        reason="window" if moved else "evicted", position=position, group=rule.index,
+                        text=f"{what}: {why} and it serves other tokens now",
+                    )  # fmt: skip
+        return base._replace(reason="evicted", text="the block was evicted")
+
+
+def common_prefix(a: RequestState, b: RequestState) -> int:
+    """Length of the common beginning of two requests' tokens."""
+    for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+        if x != y:
+            return i
+    return min(len(a.tokens), len(b.tokens))

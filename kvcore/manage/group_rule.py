@@ -1,0 +1,78 @@
+"""`GroupRule`: what the manager needs to know of a KV group: block size and retention, nothing of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd, lcm
+
+from kvcore.errors import NotBuiltError, SpecError
+from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
+from kvcore.spec.retention import Chunk, Full, Retention, Window
+
+
+class GroupRule:
+    """One KV group as the manager sees it.
+
+    Args:
+        index: The group's index.
+        block_size: Tokens of a block.
+        retention: `Full`, `Window` without kept first tokens, or `Chunk`.
+
+    Attributes:
+        drops: Whether tokens are ever given up.
+        stores_nothing: No later query reads an earlier token (windows and chunks of one token), so that
+            nothing stays between steps and nothing is worth caching.
+    """
+
+    __slots__ = ("block_size", "drops", "index", "retention", "stores_nothing")
+
+    def __init__(self, index: int, block_size: int, retention: Retention) -> None:
+        if not isinstance(retention, Full | Window | Chunk):
+            raise NotBuiltError(
+                f"the manager does not serve the retention {type(retention).__name__} yet",
+                field=f"kv_cache_groups[{index}].spec.retention", got=type(retention).__name__,
+                allowed=("Full", "Window", "Chunk"),
+            )  # fmt: skip
+        if isinstance(retention, Window) and retention.keep_first:
+            raise NotBuiltError(
+                "the manager does not keep the first tokens of a window yet",
+                field=f"kv_cache_groups[{index}].spec.retention.keep_first", got=retention.keep_first,
+                allowed=0,
+            )  # fmt: skip
+        self.index = index
+        self.block_size = block_size
+        self.retention = retention
+        self.drops = not isinstance(retention, Full)
+        self.stores_nothing = isinstance(retention, Window | Chunk) and retention.size == 1
+
+    @classmethod
+    def of(cls, group: KVCacheGroupSpec) -> GroupRule:
+        """The rule of a group of the plan."""
+        return cls(group.index, group.block_size, group.spec.retention)
+
+    def first_block(self, position: int) -> int:
+        """Index of the first block that a query at `position`, or a later one, may read or write."""
+        return self.retention.first_needed(position) // self.block_size if self.drops else 0
+
+
+def rules_of(config: KVCacheConfig) -> tuple[GroupRule, ...]:
+    """The rules of every group; `NotBuiltError` names what the manager does not serve yet."""
+    if config.placement != "slots":
+        raise NotBuiltError(
+            "the manager of placement packed is not built yet",
+            field="cache.placement", got=config.placement, allowed="slots",
+            remedy="set cache.placement=slots",
+        )  # fmt: skip
+    if not config.kv_cache_groups:
+        raise SpecError("there is nothing to manage: the plan has no groups", field="kv_cache_groups", got=0)
+    return tuple(GroupRule.of(g) for g in config.kv_cache_groups)
+
+
+def hash_block_size(rules: Iterable[GroupRule]) -> int:
+    """Tokens of a digest: every block of every group is a whole number of them."""
+    return gcd(*(r.block_size for r in rules))
+
+
+def hit_unit(rules: Iterable[GroupRule]) -> int:
+    """A hit ends on a multiple of this, where the blocks of all groups end."""
+    return lcm(*(r.block_size for r in rules))

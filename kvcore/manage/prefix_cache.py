@@ -1,0 +1,136 @@
+"""`PrefixCache`: the index (group, digest) -> block, and the longest prefix that every group can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcore.errors import IntegrityError
+from kvcore.manage.group_rule import GroupRule, hash_block_size, hit_unit
+
+
+class Hit(NamedTuple):
+    """A prefix that can be attached.
+
+    Attributes:
+        tokens: Its length n, a multiple of the lcm of the block sizes.
+        first_blocks: Per group, index of the first block that it needs.
+        blocks: Per group, the ids that cover ``[first_needed(n), n)``.
+    """
+
+    tokens: int
+    first_blocks: tuple[int, ...]
+    blocks: tuple[list[int], ...]
+
+
+class PrefixCache:
+    """Where committed blocks are found again.
+
+    Args:
+        rules: The groups.
+        num_blocks: Block ids, the null block included.
+    """
+
+    def __init__(self, rules: Sequence[GroupRule], num_blocks: int) -> None:
+        self._rules = rules
+        self.unit = hit_unit(rules)
+        size = hash_block_size(rules)
+        # Digests a block, per group: block b of a group ends where digest (b + 1) * span - 1 ends.
+        self.spans = tuple(r.block_size // size for r in rules)
+        self._index: tuple[dict[bytes, int], ...] = tuple({} for _ in rules)
+        self._digest: list[bytes | None] = [None] * num_blocks
+        self._group = [0] * num_blocks
+
+    def __len__(self) -> int:
+        """Blocks that can be hit."""
+        return sum(map(len, self._index))
+
+    def get(self, group: int, digest: bytes) -> int | None:
+        """The block of `group` found by `digest`."""
+        return self._index[group].get(digest)
+
+    def insert(self, group: int, digest: bytes, block: int) -> bool:
+        """Make a committed block known; False when another block already serves this digest."""
+        index = self._index[group]
+        if digest in index:
+            return False
+        if self._digest[block] is not None:
+            raise IntegrityError("a block is cached under two digests", field="block", got=block)
+        index[digest] = block
+        self._digest[block] = digest
+        self._group[block] = group
+        return True
+
+    def remove(self, block: int) -> tuple[int, bytes]:
+        """Forget a block; returns the group and the digest that it was found by."""
+        digest, group = self._digest[block], self._group[block]
+        if digest is None or self._index[group].pop(digest, None) != block:
+            raise IntegrityError("a block that is not in the index is evicted", field="block", got=block)
+        self._digest[block] = None
+        return group, digest
+
+    def clear(self) -> list[int]:
+        """Forget everything; returns the blocks that were known."""
+        blocks = [b for index in self._index for b in index.values()]
+        for index in self._index:
+            index.clear()
+        for block in blocks:
+            self._digest[block] = None
+        return blocks
+
+    def entries(self) -> list[tuple[int, bytes, int]]:
+        """All (group, digest, block); for proofs and tests."""
+        return [(g, digest, block) for g, index in enumerate(self._index) for digest, block in index.items()]
+
+    def longest(self, digests: Sequence[bytes], limit: int) -> int:
+        """Tokens of the longest prefix of at most `limit` tokens that every group can serve.
+
+        Groups that keep everything bound the length from above. The others then need only the blocks
+        that a query behind the prefix still reads; whenever one of them cannot serve a length, the next
+        shorter candidate is asked of all again, until they agree.
+        """
+        length = limit // self.unit * self.unit
+        for rule in self._rules:
+            if not rule.drops:
+                length = min(length, self._contiguous(rule, digests, length))
+        length = length // self.unit * self.unit
+        partial = [r for r in self._rules if r.drops]
+        while length:
+            # The first group that falls short, if any.
+            served = next((n for r in partial if (n := self._tail(r, digests, length)) < length), length)
+            if served == length:
+                break
+            length = served
+        return length
+
+    def _contiguous(self, rule: GroupRule, digests: Sequence[bytes], limit: int) -> int:
+        index, span = self._index[rule.index], self.spans[rule.index]
+        blocks = limit // rule.block_size
+        for b in range(blocks):
+            if digests[(b + 1) * span - 1] not in index:
+                return b * rule.block_size
+        return blocks * rule.block_size
+
+    def _tail(self, rule: GroupRule, digests: Sequence[bytes], length: int) -> int:
+        """The longest prefix of at most `length` tokens, in hit units, that this group can serve."""
+        index, span, size = self._index[rule.index], self.spans[rule.index], rule.block_size
+        block = length // size - 1
+        first = rule.first_block(length)
+        while block >= first and length:
+            if digests[(block + 1) * span - 1] in index:
+                block -= 1
+                continue
+            # Every shorter prefix that still reaches over this block needs it too.
+            length = block * size // self.unit * self.unit
+            block, first = length // size - 1, rule.first_block(length)
+        return length
+
+    def find(self, digests: Sequence[bytes], limit: int) -> Hit:
+        """The longest prefix of at most `limit` tokens, with its blocks; changes nothing."""
+        length = self.longest(digests, limit)
+        firsts, rows = [], []
+        for rule, index, span in zip(self._rules, self._index, self.spans, strict=True):
+            first, end = rule.first_block(length), length // rule.block_size
+            firsts.append(first)
+            rows.append([index[digests[(b + 1) * span - 1]] for b in range(first, end)])
+        return Hit(length, tuple(firsts), tuple(rows))
