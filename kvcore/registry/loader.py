@@ -16,7 +16,7 @@ from kvcore.attention.spec import BackendSpec
 from kvcore.registry import declarations
 from kvcore.registry.purity import loaded_heavy, static_heavy
 from kvcore.registry.records import PluginRecord, PluginSource, installed_sources
-from kvcore.registry.registry import Registry, told
+from kvcore.registry.registry import Registry, option_node, told
 from kvcore.spec.content import KVHeads, Latent, State
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Window
 
@@ -110,7 +110,7 @@ def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, fo
         for value in classes:
             _DECLARING[hook](value, record, registry, found)
     if options is not None:
-        node = source.name.replace("-", "_")
+        node = option_node(source.name)
         registry.options[node] = options
         registry.option_owners[node] = plugin
         record.provides.append(f"options plugins.{node}")

@@ -89,6 +89,14 @@ class Registry:
         if name in self.origins:
             self.origins[name].fail(reason)
 
+    def refuse_options(self, node: str, reason: str) -> None:
+        """Take the options of a plugin out of service, and mark the plugin as broken."""
+        self.options.pop(node, None)
+        self.option_owners.pop(node, None)
+        for record in self.plugins:
+            if option_node(record.name) == node:
+                record.fail(reason)
+
     def configure(self, options: Mapping[str, Any]) -> None:
         """Hand each plugin its own options; see the hook `kvcore_configure`.
 
@@ -150,6 +158,11 @@ class Registry:
                 record.fail(reason)
                 reason = f"plugin {name} ({record.origin}) is left out from now on: {reason}"
         log.warning("%s", reason)
+
+
+def option_node(plugin: str) -> str:
+    """The node under ``plugins`` of the options of an entry point."""
+    return plugin.replace("-", "_")
 
 
 def told(error: BaseException) -> str:

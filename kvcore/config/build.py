@@ -1,0 +1,193 @@
+"""From a composed configuration to what the engine is built from. No torch, unless the device needs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvcore.attention.spec import DeviceFacts
+from kvcore.config.compose import Composed
+from kvcore.config.devices import device_facts
+from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
+from kvcore.config.units import parse_bytes
+from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
+from kvcore.errors import ConfigError
+from kvcore.models.config_json import read_config
+from kvcore.models.facts import CacheChoice, ModelFacts
+from kvcore.models.families import model_facts
+from kvcore.registry.registry import Registry
+from kvcore.registry.select import Purpose
+from kvcore.spec.dtypes import nbytes
+
+log = logging.getLogger("kvcore")
+
+
+@dataclass(frozen=True)
+class Built:
+    """Everything that a command needs.
+
+    Attributes:
+        settings: For the engine and the planner.
+        sampling: For generation.
+        chat: Whether prompts go through the chat template.
+        model: Name of the model, for people.
+        notes: What people should know, such as a limit that was passed.
+    """
+
+    settings: EngineSettings
+    sampling: SamplingParams
+    chat: bool
+    model: str
+    notes: tuple[str, ...]
+
+
+def build(composed: Composed, registry: Registry, *, purpose: Purpose) -> Built:
+    """Settings of a configuration.
+
+    Args:
+        composed: The configuration.
+        registry: Installed plugins: their model adapters and options are used.
+        purpose: ``run`` makes sure that the weights are there (a preset's are fetched and converted once)
+            and refuses lengths beyond the model's own limit; ``plan`` reads the geometry alone and warns.
+
+    Raises:
+        ConfigError, ModelError: As they say.
+    """
+    config = composed.config
+    model = _model(composed)
+    device = device_facts(config.device)
+    if purpose == "run" and not device.present:
+        raise ConfigError(
+            "this device is a preset for planning: it is not in this machine",
+            field="device", got=config.device.preset, allowed="auto, cpu or cuda",
+        )  # fmt: skip
+    geometry = dict(model.geometry) if model.path is None else read_config(model.path)
+    cache = _cache(config.cache)
+    facts = model_facts(
+        geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=tuple(registry.model_adapters)
+    )
+    facts = replace(facts, weight_bytes=_weight_bytes(model, facts))
+    length, notes = _max_model_len(config, facts, purpose)
+    settings = EngineSettings(
+        facts=facts,
+        model_path=_directory(model) if purpose == "run" else model.path,
+        device=device,
+        cache=cache,
+        backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends)),
+        max_model_len=length,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+    )
+    for note in notes:
+        log.warning("%s", note)
+    return Built(settings, _sampling(config), _chat(config.chat, model), _name(model), (*facts.notes, *notes))
+
+
+def _model(composed: Composed) -> ModelKeys:
+    """The model's keys; with `model.path`, the preset's no longer count, unless they were given by hand."""
+    model = composed.config.model
+    if model.path is None:
+        return model
+    if not model.path.strip():
+        raise ConfigError("model.path is empty", field="model.path", got=model.path, allowed="a path")
+    given = {k.removeprefix("model.").partition(".")[0] for k in composed.given if k.startswith("model.")}
+    kept = {f.name: getattr(model, f.name) for f in fields(model) if f.name in given}
+    return ModelKeys(**{**kept, "path": str(Path(model.path).expanduser().absolute())})
+
+
+def _name(model: ModelKeys) -> str:
+    return model.name or (Path(model.path).name if model.path else "unnamed")
+
+
+def _directory(model: ModelKeys) -> str:
+    """The directory with weights; a preset's is made on the first run."""
+    if model.path is not None:
+        path = Path(model.path)
+        return str(path if path.is_dir() else path.parent)
+    from kvcore.models.home import ensure_model  # late: conversion needs numpy
+
+    return str(ensure_model(model.name or "", model.package or ""))
+
+
+def _dtype(model: ModelKeys, device: DeviceFacts) -> str | None:
+    if model.dtype != "auto":
+        return model.dtype
+    return model.cpu_dtype if device.kind == "cpu" else None
+
+
+def _weight_bytes(model: ModelKeys, facts: ModelFacts) -> int | None:
+    if model.weight_bytes is not None:
+        return parse_bytes("model.weight_bytes", model.weight_bytes, least=1)
+    if model.parameters is not None:
+        return nbytes(facts.dtype, model.parameters)
+    if model.path is not None and facts.weight_bytes is None:
+        folder = Path(model.path)
+        files = sorted((folder if folder.is_dir() else folder.parent).glob("*.safetensors"))
+        return sum(f.stat().st_size for f in files) or None
+    return facts.weight_bytes
+
+
+def _chat(value: str, model: ModelKeys) -> bool:
+    return bool(model.chat) if value == "auto" else value.lower() == "true"
+
+
+def _max_model_len(config: KVCoreConfig, facts: ModelFacts, purpose: Purpose) -> tuple[int, tuple[str, ...]]:
+    asked = config.engine.max_model_len
+    if asked is None or asked <= facts.max_model_len:
+        return asked or facts.max_model_len, ()
+    if purpose == "run":
+        raise ConfigError(
+            "the model was not made for sequences of this length",
+            field="engine.max_model_len", got=asked, allowed=f"1 to {facts.max_model_len}",
+        )  # fmt: skip
+    return asked, (
+        f"engine.max_model_len={asked} is beyond the model's own limit of {facts.max_model_len}: "
+        "it can be planned, but not run",
+    )
+
+
+def _cache(keys: CacheKeys) -> CacheSettings:
+    block_size: int | None = None
+    if keys.block_size != "auto":
+        try:
+            block_size = int(keys.block_size)
+        except ValueError:
+            block_size = 0
+        if block_size < 1:
+            raise ConfigError(
+                "cache.block_size is not a positive number of tokens",
+                field="cache.block_size", got=keys.block_size, allowed="auto, or a number >= 1",
+            )  # fmt: skip
+    return CacheSettings(
+        block_size=block_size,
+        placement=keys.placement,
+        memory_bytes=None if keys.memory is None else parse_bytes("cache.memory", keys.memory, least=1),
+        num_blocks=keys.num_blocks,
+        utilization=keys.utilization,
+        prefix_caching=keys.prefix_caching,
+        salt=keys.salt,
+        hash=keys.hash,
+        eviction=keys.eviction,
+        choice=CacheChoice(
+            dtype=None if keys.dtype == "auto" else keys.dtype,
+            dtype_by_kind=_by_kind(keys.dtype_by_kind),
+            scales=keys.scales,
+            mla="latent" if keys.mla == "auto" else keys.mla,
+        ),
+    )
+
+
+def _by_kind(node: Any) -> Mapping[str, str]:
+    """What differs from auto, by kind."""
+    return {f.name: getattr(node, f.name) for f in fields(node) if getattr(node, f.name) != "auto"}
+
+
+def _sampling(config: KVCoreConfig) -> SamplingParams:
+    keys = config.sampling
+    if any(not text for text in keys.stop):
+        raise ConfigError("a stop string is empty", field="sampling.stop", got=keys.stop, allowed="texts")
+    values = {f.name: getattr(keys, f.name) for f in fields(keys)}
+    return SamplingParams(**{**values, "stop": tuple(keys.stop)})

@@ -1,0 +1,25 @@
+"""Where `conf/` lies: inside the package in a wheel, beside it in a source tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kvcore
+from kvcore.errors import ConfigError
+
+
+def conf_dir() -> Path:
+    """The folder of configurations, in both modes of installation."""
+    package = Path(kvcore.__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(
+        "the configuration folder of kvcore is missing",
+        field="conf", got=str(package / "conf"), remedy="install kvcore again",
+    )  # fmt: skip
+
+
+def presets(group: str) -> list[str]:
+    """The files of a group, such as ``model`` or ``backends/torch``, without their ending; sorted."""
+    return sorted(p.stem for p in (conf_dir() / group).glob("*.yaml"))

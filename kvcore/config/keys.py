@@ -1,0 +1,72 @@
+"""The list of keys: for `--help`, and to tell an unknown key before Hydra sees it. No Hydra here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from kvcore.config.schema import KVCoreConfig
+from kvcore.registry.registry import Registry
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key.
+
+    Attributes:
+        path: Full name, such as ``cache.block_size``.
+        type: Its type, for people.
+        default: Its default.
+        help: One line.
+        choices: Allowed values, or None.
+        least, most: Bounds, or None.
+    """
+
+    path: str
+    type: str
+    default: object
+    help: str = ""
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    most: float | None = None
+
+
+def all_keys(registry: Registry) -> list[Key]:
+    """Every key with the options of the installed backends and plugins, in the order of the schema."""
+    found: list[Key] = []
+    for f in fields(KVCoreConfig):
+        if f.name == "backends":
+            for name, spec in sorted(registry.backends.items()):
+                found += keys_of(spec.Config, f"backends.{name}")
+        elif f.name == "plugins":
+            for name, config in sorted(registry.options.items()):
+                found += keys_of(config, f"plugins.{name}")
+        else:
+            found += _key(f, f.name, get_type_hints(KVCoreConfig)[f.name])
+    return found
+
+
+def keys_of(config: type[Any], prefix: str) -> list[Key]:
+    """The keys of a dataclass, those of nested ones included."""
+    hints = get_type_hints(config)
+    return [k for f in fields(config) if f.init for k in _key(f, f"{prefix}.{f.name}", hints[f.name])]
+
+
+def _key(f: Field[Any], path: str, hint: Any) -> Iterator[Key]:
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield from keys_of(hint, path)
+        return
+    default = f.default_factory() if f.default_factory is not MISSING else f.default
+    meta: Mapping[str, Any] = f.metadata
+    choices = meta.get("choices")
+    yield Key(
+        path, _shown(hint), default, str(meta.get("help", "")),
+        tuple(choices) if choices else None, meta.get("least"), meta.get("most"),
+    )  # fmt: skip
+
+
+def _shown(hint: Any) -> str:
+    if isinstance(hint, type) and not hasattr(hint, "__args__"):
+        return hint.__name__
+    return str(hint).replace("typing.", "").replace(" | None", "")

@@ -1,0 +1,132 @@
+"""Overrides as they are typed: parsed with Hydra's own parser, then checked by us before Hydra composes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from kvcore.config.home import presets
+from kvcore.config.keys import all_keys
+from kvcore.errors import ConfigError, UnknownKeyError
+from kvcore.registry.registry import Registry
+
+GROUPS = ("model", "device")
+# Nodes that may be given whole, as a dictionary.
+FREE = ("model.geometry",)
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Parse overrides.
+
+    Raises:
+        UnknownKeyError: `+`, `++` or `~` is used.
+        ConfigError: The grammar is broken.
+    """
+    for text in overrides:
+        if text[:1] in ("+", "~"):
+            sign = "++" if text.startswith("++") else text[0]
+            raise UnknownKeyError(
+                f"'{sign}' is not accepted: every key of kvcore exists, none is added or removed",
+                field=text.lstrip("+~").partition("=")[0], got=text, allowed="KEY=VALUE",
+                remedy="write the key without the sign; `kvcore COMMAND --help` lists all keys",
+            )  # fmt: skip
+        if "=" not in text:
+            raise ConfigError(
+                "this is neither an option of the command nor an override",
+                field="override", got=text, allowed="KEY=VALUE",
+                remedy="text goes to `run` by --prompt; `kvcore COMMAND --help` lists options and keys",
+            )  # fmt: skip
+    found: list[Override] = []
+    for text in overrides:
+        try:
+            found += OverridesParser.create().parse_overrides([text])
+        except HydraException as error:
+            name, _, value = text.partition("=")
+            quoted = f"'{name}=\"{value}\"'"
+            raise ConfigError(
+                f"the override cannot be parsed: {_first_line(error)}",
+                field=name, got=text, allowed="KEY=VALUE",
+                remedy=f"a value with = , or other signs is quoted, and the shell quotes once more: {quoted}",
+            ) from error  # fmt: skip
+    return found
+
+
+def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
+    """Refuse unknown keys and presets, with what is close to them.
+
+    Raises:
+        UnknownKeyError: No such key; lists near matches.
+        ConfigError: No such preset; lists those that exist.
+        BackendError, PluginError: The key belongs to a backend that is not installed or is broken.
+    """
+    known = {k.path for k in all_keys(registry)}
+    nodes = {path.rpartition(".")[0] for path in known}
+    for override in overrides:
+        name = override.key_or_group
+        if override.package is not None:
+            raise UnknownKeyError(
+                "packages (KEY@PACKAGE) are not used in kvcore",
+                field=name, got=override.input_line, allowed="KEY=VALUE",
+            )  # fmt: skip
+        if "/" in name:
+            _check_backend_preset(override, registry)
+        elif name in GROUPS:
+            _check_preset(override, name)
+        elif name.startswith(FREE):
+            continue
+        elif name in nodes:
+            raise UnknownKeyError(
+                f"{name} is a group of keys: set them one by one",
+                field=name, got=override.input_line, allowed=_below(name, known),
+            )  # fmt: skip
+        elif name not in known:
+            _refuse_unknown(name, override, known, registry)
+
+
+def _check_backend_preset(override: Override, registry: Registry) -> None:
+    group, _, backend = override.key_or_group.partition("/")
+    if group != "backends" or not backend or "/" in backend:
+        raise UnknownKeyError(
+            "no such group of presets",
+            field=override.key_or_group, got=override.input_line,
+            allowed=["model=PRESET", "device=PRESET", "backends/NAME=PRESET"],
+        )  # fmt: skip
+    registry.backend(backend, key=override.key_or_group)
+    _check_preset(override, override.key_or_group)
+
+
+def _check_preset(override: Override, group: str) -> None:
+    known = presets(group)
+    values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.value()]
+    for value in values:
+        if str(value) not in known:
+            remedy = "for a directory or config.json use model.path=" if group == "model" else None
+            raise ConfigError(
+                f"there is no preset {value!r} for {group}",
+                field=group, got=value, allowed=known or "none: there are no presets", remedy=remedy,
+            )  # fmt: skip
+
+
+def _refuse_unknown(name: str, override: Override, known: set[str], registry: Registry) -> None:
+    parts = name.split(".")
+    if parts[0] == "backends" and len(parts) > 1:
+        registry.backend(parts[1], key=f"backends.{parts[1]}")
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    last = [k for k in sorted(known) if k.rpartition(".")[2] == parts[-1] and k not in near]
+    raise UnknownKeyError(
+        f"there is no key {name}",
+        field=name, got=override.input_line, allowed=(near + last)[:5] or _below(parts[0], known),
+        remedy="`kvcore COMMAND --help` lists all keys",
+    )  # fmt: skip
+
+
+def _below(node: str, known: set[str]) -> list[str] | str:
+    return sorted(k for k in known if k.startswith(node + ".")) or "the keys of `kvcore COMMAND --help`"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,32 @@
+"""Bytes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from kvcore.errors import ConfigError
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+         "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_bytes(key: str, text: str | int, *, least: int = 0) -> int:
+    """Bytes of ``2GiB`` (binary units), ``2GB`` (decimal units) or a plain number.
+
+    Raises:
+        ConfigError: Not a size, or below `least`; names `key`.
+    """
+    match = _PATTERN.fullmatch(str(text).strip())
+    factor = UNITS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(
+            f"{key} is not a size in bytes",
+            field=key, got=text, allowed="a number, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
+        )  # fmt: skip
+    whole, _, part = match[1].partition(".")
+    # In integers: 0.1 GiB of a float would lose bytes.
+    size = int(whole) * factor + (int(part) * factor // 10 ** len(part) if part else 0)
+    if size < least:
+        raise ConfigError(f"{key} is too small", field=key, got=text, allowed=f">= {least} bytes")
+    return size
