@@ -11,7 +11,7 @@ from kvcore.engine.request import FinishReason, Request, check_request
 from kvcore.engine.sampler import Sampler
 from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
-from kvcore.errors import ConfigError, UnsupportedModelError
+from kvcore.errors import ConfigError
 from kvcore.manage.eviction import EvictionPolicy
 from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.capacity import Limits
@@ -235,13 +235,7 @@ def _worker_settings(settings: EngineSettings) -> WorkerSettings:
 def refuse(settings: EngineSettings) -> None:
     """Raise for a model or a setting that `run` cannot serve correctly, before anything is loaded."""
     facts = settings.facts
-    for refusal in facts.refusals:
-        raise UnsupportedModelError(
-            f"{facts.architecture} cannot be run: {refusal.reason}",
-            field=refusal.field,
-            got=refusal.got,
-            remedy=refusal.remedy or "kvcore plan, backends and layout still describe this model",
-        )
+    facts.require_runnable(settings.max_model_len)
     if settings.max_model_len > facts.max_model_len:
         raise ConfigError(
             "the model was not made for sequences this long",

@@ -194,21 +194,17 @@ class Scheduler:
         Requests that ended by length or EOS are finished here; stop strings are the caller's.
         """
         produced: list[tuple[Request, int]] = []
-        forks: list[tuple[Request, tuple[int, ...]]] = []
         appended: dict[str, list[int]] = {}
         for row, tokens in zip(output.rows, result.tokens, strict=True):
             request = self.requests.get(row.request_id)
             if request is None:  # ended while the step was running
                 continue
             request.num_computed += len(row.token_ids)
-            if len(tokens) > 1:
-                forks.append((request, tokens))
-            elif tokens:
-                appended[request.request_id] = [self._append(request, tokens[0])]
-                produced.append((request, request.tokens[-1]))
+            family = [request, *(self._fork(request) if len(tokens) > 1 else ())]
+            for member, token in zip(family, tokens, strict=bool(tokens)):
+                appended[member.request_id] = [self._append(member, token)]
+                produced.append((member, member.tokens[-1]))
         self.manager.commit(output.step, appended)
-        for request, tokens in forks:
-            produced += self._fork(request, tokens)
         self.manager.retire(output.step)
         for request, token in produced:
             reason = self._ended(request, token)
@@ -223,17 +219,14 @@ class Scheduler:
         self.stats.output_tokens += 1
         return token
 
-    def _fork(self, request: Request, tokens: tuple[int, ...]) -> list[tuple[Request, int]]:
-        """One prefill becomes n sequences that share its blocks; each goes on from its own first token."""
+    def _fork(self, request: Request) -> list[Request]:
+        """One prefill becomes n sequences that share its blocks; each goes on from a token of its own."""
         children = request.fork()
         self.manager.fork(request.request_id, [c.request_id for c in children])
-        family = [request, *children]
-        for member, token in zip(family, tokens, strict=True):
-            self.manager.append(member.request_id, [self._append(member, token)])
         for child in children:
             self.requests[child.request_id] = child
             insort(self.running, child, key=lambda r: r.arrival)
-        return [(member, member.tokens[-1]) for member in family]
+        return children
 
     def _ended(self, request: Request, token: int) -> FinishReason | None:
         if token in self.eos_token_ids and not request.sampling.ignore_eos:

@@ -57,7 +57,8 @@ def bind(
         for query in dict.fromkeys(queries[c] for c in caches):
             members = []
             for cache in sorted(c for c in caches if queries[c] == query):
-                layer = AttentionLayer(cache, query, **parameters(cache), shared=cache in group.shared)
+                own = {name: t.float() for name, t in parameters(cache).items()}
+                layer = AttentionLayer(cache, query, **own, shared=cache in group.shared)
                 layers[cache] = BoundLayer(layer, backend, len(groups), views[cache])
                 members.append(layer)
             groups.append((backend, AttentionGroup(group.index, query, tuple(members), group.layout)))

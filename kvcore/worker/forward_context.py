@@ -1,4 +1,4 @@
-"""`ForwardContext`: what an attention layer finds when the model calls it in the middle of a step."""
+"""`StepContext`: what an attention layer finds when the model calls it in the middle of a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from kvcore.attention.backend import AttentionBackend, AttentionLayer
 from kvcore.attention.batch import Batch
-from kvcore.attention.query import AttentionQuery
 from kvcore.errors import IntegrityError
+from kvcore.models.forward_context import ForwardContext
 from kvcore.spec.cache_spec import CacheId
 
 
@@ -32,7 +32,7 @@ class BoundLayer:
     cache: Mapping[str, torch.Tensor]
 
 
-class ForwardContext:
+class StepContext(ForwardContext):
     """Routes each attention call of a forward pass to its bound layer.
 
     Args:
@@ -49,46 +49,24 @@ class ForwardContext:
         self._batch, self._metadata = batch, metadata
 
     def attend(
-        self, cache_id: CacheId, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor
+        self,
+        cache_id: CacheId,
+        query_THD: torch.Tensor,
+        key_TKD: torch.Tensor,
+        value_TKDv: torch.Tensor,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend.
-
-        Args:
-            cache_id: Whose cache.
-            query_THD: Queries [T, H, D].
-            key_TKD: Keys [T, K, D].
-            value_TKD: Values [T, K, Dv].
-
-        Returns:
-            [T, H, Dv], in the queries' dtype.
-        """
+        """Write the step's keys and values, then attend; see `ForwardContext`. Sinks were bound before."""
         bound = self.layers[cache_id]
         if self._batch is None:
             raise IntegrityError("attention was called outside a step", field="batch", got=None)
         metadata = self._metadata[bound.attention_group]
         fresh = None
         if not bound.layer.shared:
-            fresh = {"k": key_TKD, "v": value_TKD}
+            fresh = {"k": key_TKD, "v": value_TKDv}
             bound.backend.write(bound.layer, fresh, bound.cache, self._batch, metadata)
         heads, dim_v = query_THD.shape[1], bound.layer.query.head_dim_v
         out_THD = query_THD.new_empty(query_THD.shape[0], heads, dim_v)
         bound.backend.attend(bound.layer, {"q": query_THD}, fresh, bound.cache, metadata, out_THD)
         return out_THD
-
-
-class NoAttention:
-    """Stands in for a context before there is a cache: zeros of the right shape (memory profile).
-
-    Args:
-        queries: Attention facts by cache.
-    """
-
-    def __init__(self, queries: Mapping[CacheId, AttentionQuery]) -> None:
-        self.queries = queries
-
-    def attend(
-        self, cache_id: CacheId, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor
-    ) -> torch.Tensor:
-        """Zeros [T, H, Dv]."""
-        query = self.queries[cache_id]
-        return query_THD.new_zeros(query_THD.shape[0], query.num_heads, query.head_dim_v)

@@ -16,7 +16,7 @@ from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig
 from kvcore.worker.binding import Binding, bind
 from kvcore.worker.cache_engine import CacheEngine
-from kvcore.worker.forward_context import ForwardContext
+from kvcore.worker.forward_context import StepContext
 from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput, StepResult
 
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
@@ -64,9 +64,15 @@ class ModelRunner:
         self.binding: Binding = bind(
             self.model.facts, config, cache.views, backends, self.model.attention_tensors
         )
-        self.context = ForwardContext(self.binding.layers)
+        self.context = StepContext(self.binding.layers)
         self.kv_caches = [self.binding.layers[c].cache for c in sorted(self.binding.layers)]
-        self.tables = BlockTables(config, self.limits.max_num_seqs, self.limits.max_model_len, self.device)
+        self.tables = BlockTables(
+            config,
+            self.limits.max_num_seqs,
+            self.limits.max_model_len,
+            self.device,
+            max_scheduled=self.limits.max_num_batched_tokens,
+        )
         self.builder = BatchBuilder(
             config, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.device
         )
@@ -110,11 +116,10 @@ class ModelRunner:
     def _forward(self, output: SchedulerOutput, batch: Batch) -> torch.Tensor:
         """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""
         tokens = [t for r in output.rows for t in r.token_ids]
-        positions = [p for r in output.rows for p in range(r.num_computed, r.num_computed + len(r.token_ids))]
         self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
         return self.model.forward(
             torch.tensor(tokens, device=self.device),
-            torch.tensor(positions, device=self.device),
+            self.builder.positions_T[: batch.num_tokens],
             torch.tensor(_wanted(output), device=self.device),
             self.context,
         )

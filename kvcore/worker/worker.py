@@ -6,11 +6,11 @@ import torch
 
 from kvcore.attention.backend import AttentionBackend
 from kvcore.errors import ConfigError
+from kvcore.models.forward_context import ZeroContext
 from kvcore.models.transformers_bridge import TransformersModel
 from kvcore.plan.config import KVCacheConfig
 from kvcore.registry.registry import Registry
 from kvcore.worker.cache_engine import CacheEngine, must_zero
-from kvcore.worker.forward_context import NoAttention
 from kvcore.worker.messages import SchedulerOutput, StepResult
 from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
 from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
@@ -71,7 +71,7 @@ class Worker:
         limits = self.settings.limits
         tokens = torch.zeros(limits.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         rows = torch.arange(min(limits.max_num_seqs, len(tokens)), device=self.device)
-        self.model.forward(tokens, torch.zeros_like(tokens), rows, NoAttention(self.settings.facts.queries))
+        self.model.forward(tokens, torch.zeros_like(tokens), rows, ZeroContext())
 
     def initialize(self, config: KVCacheConfig) -> None:
         """Allocate the arena, make the views, bind every layer, and prove that the model reaches them."""

@@ -1,0 +1,64 @@
+"""Every architecture that can be made tiny: logits at every position equal `transformers`, to 1e-4.
+
+The weights are scaled up until attention matters (asserted where the models are made), so that a wrong
+mask, scale or sink cannot hide.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kvcore.errors import UnsupportedModelError
+from support.engines import make_llm
+from support.reference import full_logits
+from support.tiny import DEFAULT, LONG, tiny_model
+
+TOLERANCE = 1e-4
+LENGTHS = (60, 47, 33, 18)
+VARIANTS = {
+    "prefill": ({}, 1.0),
+    "chunks and decode": ({"max_num_batched_tokens": 16, "max_num_seqs": 4}, 0.5),
+    "preempted decode": ({"max_num_batched_tokens": 48, "max_num_seqs": 4}, 0.3),
+}
+
+
+def sequences(seed: int = 0) -> list[list[int]]:
+    torch.manual_seed(seed)
+    return [torch.randint(1, 250, (n,)).tolist() for n in LENGTHS]
+
+
+def least_blocks(path, keys) -> int:
+    """Blocks with which the longest sequence just fits: several at once must preempt each other."""
+    llm = make_llm(path, max_model_len=64, num_blocks=500, **keys)
+    return llm.plan.capacity.needed_units(64) + 1
+
+
+def check(path, variant: str) -> None:
+    keys, share = VARIANTS[variant]
+    blocks = least_blocks(path, keys) if variant.startswith("preempted") else 500
+    llm = make_llm(path, max_model_len=64, num_blocks=blocks, mla="expanded", **keys)
+    texts = sequences()
+    got = llm.score(texts, prompt_lens=[max(1, int(len(t) * share)) for t in texts])
+    for text, mine, theirs in zip(texts, got, full_logits(path, texts), strict=True):
+        assert mine.shape == theirs.shape
+        assert float((mine - theirs).abs().max()) < TOLERANCE, len(text)
+    if variant.startswith("preempted"):
+        assert llm.stats()["preemptions"] > 0
+    llm.core.manager.check_integrity()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", DEFAULT)
+def test_default_run(name, variant, tmp_path_factory):
+    check(tiny_model(name, tmp_path_factory), variant)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", LONG)
+def test_all_others(name, variant, tmp_path_factory):
+    path = tiny_model(name, tmp_path_factory)
+    try:
+        check(path, variant)
+    except UnsupportedModelError as refusal:
+        pytest.skip(f"refused: {refusal}")

@@ -1,0 +1,212 @@
+"""The scheduler with the real manager over a worker made of arithmetic: every text must be right.
+
+Expected texts come from an oracle without any cache (`support.fake_worker.oracle`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kvcore
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvcore.engine.request import Request, check_request
+from kvcore.engine.scheduler import Scheduler
+from kvcore.engine.settings import SamplingParams
+from kvcore.errors import RequestError
+from kvcore.manage.manager import KVCacheManager
+from kvcore.plan.capacity import Limits
+from kvcore.plan.planner import Budget
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.content import KVHeads
+from kvcore.spec.retention import Chunk, Full, Retention, Window
+from support.fake_worker import FakeWorker, oracle
+
+LENGTH = 64
+
+
+class Bench:
+    """Manager, scheduler and fake worker around one plan."""
+
+    def __init__(
+        self,
+        retentions: list[Retention],
+        *,
+        tokens: int = 16,
+        seqs: int = 4,
+        blocks: int | None = None,
+        size: int = 4,
+    ) -> None:
+        specs = {CacheId(i): KVCacheSpec(KVHeads(1, 8), r) for i, r in enumerate(retentions)}
+        limits = Limits(LENGTH, tokens, seqs)
+        roomy = kvcore.plan(specs, {}, Budget(num_blocks=2), limits, block_size=size)
+        least = roomy.capacity.needed_units(LENGTH) + 1
+        plan = kvcore.plan(
+            specs, {}, Budget(num_blocks=least if blocks is None else blocks), limits, block_size=size
+        )
+        plan.require_fit()
+        self.config = plan.configs[0]
+        self.retentions = [g.spec.retention for g in self.config.kv_cache_groups]
+        self.manager = KVCacheManager(self.config)
+        self.worker = FakeWorker(self.config)
+        self.scheduler = Scheduler(
+            self.manager, max_model_len=LENGTH, max_num_seqs=seqs, max_num_batched_tokens=tokens
+        )
+        self.arrivals = 0
+        self.requests: list[Request] = []
+
+    def add(self, prompt: list[int], count: int, **keys: Any) -> Request:
+        sampling = SamplingParams(max_tokens=count, ignore_eos=True, **keys)
+        request = Request(
+            f"q{self.arrivals}", tuple(prompt), sampling, self.arrivals, unforked=sampling.n - 1
+        )
+        self.arrivals += sampling.n
+        self.scheduler.add(request)
+        self.requests.append(request)
+        return request
+
+    def step(self) -> list[tuple[Request, int]]:
+        output = self.scheduler.schedule()
+        if output is None:
+            return []
+        assert output.num_tokens <= self.scheduler.max_num_batched_tokens
+        decode = [len(r.token_ids) == 1 and r.num_computed > 0 for r in output.rows]
+        assert decode == sorted(decode, reverse=True)
+        produced = self.scheduler.update(output, self.worker.execute(output))
+        self.manager.check_integrity()
+        for request, _ in produced:
+            if request not in self.requests:
+                self.requests.append(request)
+        return produced
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if not self.scheduler.has_unfinished:
+                break
+            self.step()
+        assert not self.scheduler.has_unfinished
+        assert self.manager.stats()["blocks_used"] == 0
+
+    def check(self) -> None:
+        for request in self.requests:
+            count = len(request.output_ids)
+            seed = request.sampling.seed + request.sample
+            assert request.output_ids == oracle(self.retentions, request.prompt_ids, count, seed)
+            if request.finish_reason != "abort":
+                assert count == min(request.sampling.max_tokens, LENGTH - len(request.prompt_ids))
+
+
+retentions = st.lists(
+    st.one_of(st.just(Full()), st.integers(1, 12).map(Window), st.integers(1, 12).map(Chunk)),
+    min_size=1,
+    max_size=3,
+    unique_by=repr,
+)
+prompts = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.integers(1, 40), st.integers(0, 3), st.integers(1, 3), st.integers(1, 14)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150)
+@given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 30), st.data())
+def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
+    bench = Bench(kinds, tokens=tokens, seqs=seqs)
+    bench = Bench(kinds, tokens=tokens, seqs=seqs, blocks=bench.config.num_blocks + spare)
+    for start, length, tail, n, count in asks:
+        # Common beginnings, so that prefixes are hit; unlike tails.
+        bench.add([start + 3 * (i % 5) for i in range(length)] + [tail] * (tail > 0), count, n=n, seed=tail)
+        for _ in range(data.draw(st.integers(0, 3))):
+            bench.step()
+        if bench.scheduler.requests and data.draw(st.integers(0, 5)) == 0:
+            bench.scheduler.finish(data.draw(st.sampled_from(sorted(bench.scheduler.requests))), "abort")
+    bench.run()
+    bench.check()
+
+
+def test_preemption_happens_and_changes_nothing():
+    bench = Bench([Full()], tokens=64, seqs=4)
+    for start in range(4):
+        bench.add([start] * 10, 40)
+    bench.run()
+    bench.check()
+    assert bench.scheduler.stats.preemptions > 0
+
+
+def test_samples_share_their_prompt_and_copy_on_write():
+    bench = Bench([Full()], tokens=64, seqs=4, blocks=100)
+    bench.add(list(range(10)), 6, n=3, seed=11)
+    bench.run()
+    bench.check()
+    assert sorted(r.sample for r in bench.requests) == [0, 1, 2]
+    # The prompt ends inside a block: all but one of the samples copy it before they write.
+    assert bench.manager.stats()["copied_blocks"] == 2
+
+
+def test_first_come_first_served():
+    bench = Bench([Full()], tokens=8, seqs=4, blocks=100)
+    for start in range(4):
+        bench.add([start] * 20, 4)
+    bench.run()
+    ended = sorted(bench.requests, key=lambda r: r.arrival)
+    assert [r.num_outputs for r in ended] == [4] * 4
+    bench = Bench([Full()], tokens=8, seqs=1, blocks=100)
+    order = []
+    for start in range(3):
+        bench.add([start] * (20 - 5 * start), 3)
+    while bench.scheduler.has_unfinished:
+        order += [r.request_id for r, _ in bench.step()]
+    assert order == [f"q{i}" for i in range(3) for _ in range(3)]
+
+
+def test_a_prefix_is_reused_and_counted():
+    bench = Bench([Full()], tokens=64, seqs=4, blocks=100)
+    bench.add(list(range(17)), 2)
+    bench.run()
+    second = bench.add(list(range(17)), 2)
+    bench.run()
+    bench.check()
+    assert second.num_cached_tokens == 16
+    assert bench.scheduler.stats.cached_tokens == 16
+    assert bench.scheduler.stats.prompt_tokens == 34
+
+
+def test_abort_of_waiting_and_running():
+    bench = Bench([Full(), Window(5)], tokens=8, seqs=1)
+    first, second = bench.add([1] * 12, 10), bench.add([2] * 12, 10)
+    bench.step()
+    bench.scheduler.finish(second.request_id, "abort")
+    bench.step()
+    bench.step()
+    bench.scheduler.finish(first.request_id, "abort")
+    bench.scheduler.finish("nobody", "abort")
+    assert bench.step() == []
+    assert (first.finish_reason, second.finish_reason) == ("abort", "abort")
+    assert bench.manager.stats()["blocks_used"] == 0
+    bench.check()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "keys", "field"),
+    [
+        ([], {}, "prompt"),
+        ([1] * 64, {}, "prompt"),
+        ([99], {}, "prompt"),
+        ([1], {"max_tokens": 0}, "sampling.max_tokens"),
+        ([1], {"temperature": -1.0}, "sampling.temperature"),
+        ([1], {"temperature": float("nan")}, "sampling.temperature"),
+        ([1], {"top_p": 0.0}, "sampling.top_p"),
+        ([1], {"top_k": -1}, "sampling.top_k"),
+        ([1], {"n": 0}, "sampling.n"),
+        ([1], {"n": 5}, "sampling.n"),
+        ([1], {"stop": ("",)}, "sampling.stop"),
+    ],
+)
+def test_requests_that_can_never_be_served(prompt, keys, field):
+    with pytest.raises(RequestError) as error:
+        check_request(prompt, SamplingParams(**keys), max_model_len=64, max_num_seqs=4, vocab_size=50)
+    assert error.value.field == field
