@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
+from kvcore.errors import UnsupportedModelError
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 
 
@@ -30,12 +31,30 @@ class CacheFacts:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why `run` cannot serve a model that `plan` can still describe."""
+    """Why `run` cannot serve a model that `plan` can still describe.
+
+    Attributes:
+        field: The field of the config, or the key, at fault.
+        got: Its value.
+        reason: What would go wrong.
+        remedy: What to do instead.
+        applies_above: It applies only where `engine.max_model_len` is larger than this; None is always.
+    """
 
     field: str
     got: object
     reason: str
     remedy: str | None = None
+    applies_above: int | None = None
+
+    def error(self, model_type: str) -> UnsupportedModelError:
+        """The typed error that `run` raises for it."""
+        return UnsupportedModelError(
+            f"run cannot serve {model_type}: {self.reason}",
+            field=self.field,
+            got=self.got,
+            remedy=self.remedy,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +70,7 @@ class ModelFacts:
         dtype: Element type of weights and activations after `model.dtype` is applied.
         caches: Every cache, in model order, shared ones included.
         weight_bytes: Bytes of the weights, or None when nothing tells.
-        refusals: Why `run` must refuse; empty when it can serve the model.
+        refusals: Why `run` must refuse; empty when it can serve the model at any length.
         eos_token_ids: Ids that end a text, from the config.
         notes: Facts worth telling people, such as an assumption that was made.
     """
@@ -67,6 +86,15 @@ class ModelFacts:
     refusals: tuple[Refusal, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def refusals_for(self, max_model_len: int) -> tuple[Refusal, ...]:
+        """The refusals that apply to an engine of this length limit."""
+        return tuple(r for r in self.refusals if r.applies_above is None or max_model_len > r.applies_above)
+
+    def require_runnable(self, max_model_len: int) -> None:
+        """Raise the first refusal that applies as `UnsupportedModelError`."""
+        for refusal in self.refusals_for(max_model_len):
+            raise refusal.error(self.model_type)
 
     @property
     def owned(self) -> dict[CacheId, KVCacheSpec]:

@@ -1,0 +1,84 @@
+"""From a parsed `config.json` to `ModelFacts`, by the adapter of its `model_type`. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcore.errors import ModelError, PluginError
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
+from kvcore.models.families import decoder, encoder, latent, legacy, recurrent, window
+
+BUILT_IN: tuple[type[ModelAdapter], ...] = (
+    *decoder.ADAPTERS,
+    *window.ADAPTERS,
+    *latent.ADAPTERS,
+    *legacy.ADAPTERS,
+    *recurrent.ADAPTERS,
+    *encoder.ADAPTERS,
+)
+
+
+def adapters_by_type(adapters: Sequence[type[ModelAdapter]] = ()) -> dict[str, type[ModelAdapter]]:
+    """Every known model type and its adapter; those of plugins may not take a name that is taken.
+
+    Args:
+        adapters: Adapters of plugins (hook `kvcore_model_adapters`).
+
+    Raises:
+        PluginError: Two adapters claim one model type.
+    """
+    table: dict[str, type[ModelAdapter]] = {}
+    for adapter in (*BUILT_IN, *adapters):
+        for name in adapter.model_types:
+            if name in table:
+                raise PluginError(
+                    f"two model adapters claim the model type {name}",
+                    field="kvcore_model_adapters",
+                    got=f"{table[name].__module__}.{table[name].__name__} and "
+                    f"{adapter.__module__}.{adapter.__name__}",
+                    remedy="uninstall one of the plugins",
+                )
+            table[name] = adapter
+    return table
+
+
+def model_facts(
+    config: Mapping[str, Any],
+    *,
+    dtype: str | None = None,
+    cache: CacheChoice | None = None,
+    adapters: Sequence[type[ModelAdapter]] = (),
+) -> ModelFacts:
+    """What a `config.json` says about caches and attention.
+
+    Args:
+        config: The parsed file.
+        dtype: `model.dtype`; None and ``auto`` follow the checkpoint.
+        cache: The user's choices for every cache.
+        adapters: Adapters of plugins.
+
+    Returns:
+        The facts; `refusals` says why `run` could not serve the model.
+
+    Raises:
+        ModelError: The model type is not known, or a field is missing or absurd.
+    """
+    table = adapters_by_type(adapters)
+    fields = Fields(config)
+    outer = config.get("model_type")
+    # A multimodal model is known by its own type, or by that of its text part.
+    name = next((t for t in (fields.model_type, outer) if isinstance(t, str) and t in table), None)
+    if name is None:
+        raise ModelError(
+            f"no adapter knows the model type {fields.model_type}",
+            field="model_type",
+            got=fields.model_type,
+            allowed=sorted(table),
+            remedy="install or write a plugin with a ModelAdapter and offer it by the hook kvcore_model_adapters",
+        )
+    return table[name]().facts(config, dtype=dtype, cache=cache or CacheChoice())
+
+
+__all__ = ["BUILT_IN", "adapters_by_type", "model_facts"]

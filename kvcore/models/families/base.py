@@ -1,0 +1,310 @@
+"""What adapters share: a layer is a few parts (attention, latent attention, state), facts follow from them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvcore.attention.query import AttentionQuery, Mask
+from kvcore.errors import ModelError
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFacts, Refusal
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.content import Content, KVHeads, Latent, Quant, State
+from kvcore.spec.dtypes import DTYPES
+from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
+
+ASSUMED_LENGTH = 2048
+MODEL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Softmax attention over keys and values of heads.
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: Geometry.
+        head_dim_v: Value dimension; None is `head_dim`.
+        mask: Which keys a query sees; a window or chunk also bounds what is kept.
+        scale, softcap, alibi, sinks: As in `AttentionQuery`.
+        role: Role of the cache within the layer.
+        shares: The cache it reads instead of owning one.
+        encoder_tokens: Length of the encoder's output, for cross attention.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int | None = None
+    mask: Mask = field(default_factory=Mask)
+    scale: float | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
+    role: str = "self"
+    shares: CacheId | None = None
+    encoder_tokens: int | None = None
+
+    @property
+    def retention(self) -> Retention:
+        """What the mask lets go."""
+        if self.encoder_tokens is not None:
+            return Encoder(self.encoder_tokens)
+        if self.mask.window is not None:
+            return Window(self.mask.window)
+        return Full() if self.mask.chunk is None else Chunk(self.mask.chunk)
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """Multi-head latent attention; `num_heads` queries read one latent a token.
+
+    Attributes:
+        rank, rope_dim: What one token stores.
+        scale: Softmax scale.
+        num_heads: Query heads; 0 for an indexer, whose scores are no attention of ours.
+        role: Role of the cache within the layer.
+    """
+
+    num_heads: int
+    rank: int
+    rope_dim: int
+    scale: float | None = None
+    role: str = "self"
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """Recurrent state: name, shape and element type of each tensor; None is the model's type."""
+
+    tensors: tuple[tuple[str, tuple[int, ...], str | None], ...]
+    role: str = "state"
+
+
+Part = Heads | LatentHeads | Recurrent
+
+
+class FamilyAdapter(ModelAdapter):
+    """An adapter that describes one layer at a time.
+
+    Attributes:
+        remote: Model types that transformers 5.24 cannot build without code from the checkpoint.
+        unproven: Model types that no test has shown to give transformers' own logits; `run` refuses them.
+    """
+
+    remote: ClassVar[frozenset[str]] = frozenset()
+    unproven: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """The parts of one decoder layer, in the order in which it runs them."""
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """Reasons of this family against `run`; those that hold for all are found by the base."""
+        return ()
+
+    def num_layers(self, fields: Fields) -> int:
+        """Decoder layers."""
+        return fields.layers
+
+    def max_model_len(self, fields: Fields) -> int:
+        """The model's own length limit."""
+        return fields.integer("max_position_embeddings", ASSUMED_LENGTH)
+
+    def notes(self, fields: Fields) -> Iterable[str]:
+        """Assumptions worth telling people."""
+        if fields.get("max_position_embeddings") is None and fields.get("max_source_positions") is None:
+            yield f"config.json names no length limit; {self.max_model_len(fields)} tokens are assumed"
+
+    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheChoice) -> ModelFacts:
+        """Facts of a parsed `config.json`; see `ModelAdapter.facts`."""
+        fields = Fields(config)
+        element, notes = model_dtype(fields, dtype)
+        layers = self.num_layers(fields)
+        caches = tuple(
+            cache_facts(CacheId(i, part.role), part, element, cache)
+            for i in range(layers)
+            for part in self.layer(fields, i, cache)
+        )
+        found = [
+            *general_refusals(fields, self.remote, self.unproven),
+            *self.refusals(fields),
+            *content_refusals(caches),
+        ]
+        architectures = config.get("architectures") or fields.inner.get("architectures") or ()
+        return ModelFacts(
+            model_type=fields.model_type,
+            architecture=str(architectures[0]) if architectures else fields.model_type,
+            num_layers=layers,
+            max_model_len=self.max_model_len(fields),
+            vocab_size=fields.integer("vocab_size", 0, least=0),
+            dtype=element,
+            caches=caches,
+            refusals=tuple(found),
+            eos_token_ids=eos_ids(fields),
+            notes=(*notes, *self.notes(fields)),
+        )
+
+
+def model_dtype(fields: Fields, asked: str | None) -> tuple[str, tuple[str, ...]]:
+    """Element type of weights and activations, and a note where it had to be assumed."""
+    if asked not in (None, "auto"):
+        return _known_dtype(asked, "model.dtype"), ()
+    given = fields.get("dtype")
+    if given in (None, "auto") and fields.mapping("quantization_config"):
+        return "bfloat16", ("config.json names no dtype; bfloat16 is assumed for a quantized checkpoint",)
+    if given in (None, "auto"):
+        # What transformers loads when the config is silent.
+        return "float32", ("config.json names no dtype; float32 is assumed (model.dtype overrides it)",)
+    return _known_dtype(str(given).removeprefix("torch."), "dtype"), ()
+
+
+def _known_dtype(name: object, where: str) -> str:
+    if not isinstance(name, str) or name not in MODEL_DTYPES:
+        raise ModelError(
+            "models run in one of three element types", field=where, got=name, allowed=(*MODEL_DTYPES, "auto")
+        )
+    return name
+
+
+def eos_ids(fields: Fields) -> tuple[int, ...]:
+    """Ids that end a text; `eos_token_id` may be one id or several."""
+    value = fields.get("eos_token_id")
+    ids = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    kept = [i for i in ids if i is not None]
+    for i in kept:
+        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+            raise ModelError(
+                "eos_token_id in config.json is not usable",
+                field="eos_token_id", got=value, allowed="a token id, or a list of them",
+            )  # fmt: skip
+    return tuple(kept)
+
+
+def cache_facts(cache_id: CacheId, part: Part, dtype: str, choice: CacheChoice) -> CacheFacts:
+    """Spec and query of one part of a layer."""
+    if isinstance(part, Recurrent):
+        names, shapes, types = zip(*part.tensors, strict=True)
+        state = State(names, shapes, tuple(t or dtype for t in types))
+        return CacheFacts(cache_id, KVCacheSpec(state, Latest()), None)
+    if isinstance(part, LatentHeads):
+        return _latent_facts(cache_id, part, dtype, choice)
+    cached, quant = cache_dtype(part.retention.kind, dtype, choice)
+    v_dim = part.head_dim if part.head_dim_v is None else part.head_dim_v
+    content: Content = KVHeads(part.num_kv_heads, part.head_dim, v_dim, cached, quant)
+    query = AttentionQuery(
+        content="kv",
+        dtype=dtype,
+        cache_dtype=cached,
+        num_heads=part.num_heads,
+        num_kv_heads=part.num_kv_heads,
+        head_dim=part.head_dim,
+        head_dim_v=v_dim,
+        mask=part.mask,
+        scale=part.scale,
+        softcap=part.softcap,
+        alibi=part.alibi,
+        sinks=part.sinks,
+        quant=None if quant is None else quant.granularity,
+    )
+    return CacheFacts(cache_id, KVCacheSpec(content, part.retention), query, part.shares)
+
+
+def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: CacheChoice) -> CacheFacts:
+    cached, quant = cache_dtype("latent", dtype, choice)
+    if quant is not None and quant.granularity != "tensor":
+        # A latent page has no field for other scales.
+        raise ModelError(
+            "a latent cache has room for one scale a layer only",
+            field="cache.scales", got=f"{cached} with {quant.granularity}", allowed="fp8 with tensor scales",
+        )  # fmt: skip
+    spec = KVCacheSpec(Latent(part.rank, part.rope_dim, cached), Full())
+    if part.num_heads == 0:
+        return CacheFacts(cache_id, spec, None)
+    query = AttentionQuery(
+        content="latent",
+        dtype=dtype,
+        cache_dtype=cached,
+        num_heads=part.num_heads,
+        num_kv_heads=1,
+        head_dim=part.rank + part.rope_dim,
+        head_dim_v=part.rank,
+        scale=part.scale,
+        quant=None if quant is None else quant.granularity,
+    )
+    return CacheFacts(cache_id, spec, query)
+
+
+def cache_dtype(kind: str, model: str, choice: CacheChoice) -> tuple[str, Quant | None]:
+    """Element type and scales of a cache of one kind, as the user chose."""
+    name = choice.dtype_by_kind.get(kind) or choice.dtype or model
+    if name == "auto":
+        name = model
+    if name not in DTYPES or not (DTYPES[name].quantized or name in MODEL_DTYPES):
+        allowed = (*MODEL_DTYPES, *(d for d in DTYPES if DTYPES[d].quantized), "auto")
+        raise ModelError("unknown cache dtype", field="cache.dtype", got=name, allowed=allowed)
+    if not DTYPES[name].quantized:
+        return name, None
+    default = "tensor" if name.startswith("fp8") else "token_head"
+    return name, Quant(choice.scales or default)  # type: ignore[arg-type]
+
+
+def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset[str]) -> Iterable[Refusal]:
+    """Reasons against `run` that can stand in any config."""
+    if fields.model_type in unproven:
+        yield Refusal("model_type", fields.model_type, "no test has proved its attention layers bridged yet")
+    if fields.model_type in remote or fields.outer.get("model_type") in remote:
+        yield Refusal(
+            "model_type", fields.model_type, "transformers 5.24 has no such model; checkpoint code is not run"
+        )
+    towers = [t for t in ("vision_config", "audio_config", "text_config") if fields.outer.get(t)]
+    if towers:
+        yield Refusal(
+            towers[0], "present", "it is multimodal; run serves text-only checkpoints",
+            "use a text-only checkpoint of the model",
+        )  # fmt: skip
+    quantized = fields.mapping("quantization_config", "compression_config")
+    if quantized:
+        method = quantized.get("quant_method") or quantized.get("quant_algo") or "unnamed"
+        yield Refusal(
+            "quantization_config", method, "its weights are quantized and need kernels that kvcore lacks",
+            "use an unquantized (bfloat16) checkpoint, or dequantize it first",
+        )  # fmt: skip
+    if fields.flag("is_encoder_decoder"):
+        yield Refusal("is_encoder_decoder", True, "it is an encoder-decoder; run serves decoders")
+    if fields.rope_type in ("longrope", "su", "dynamic"):
+        # transformers picks the frequencies by the longest position of the whole flattened batch.
+        rope = fields.rope
+        limit = rope.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
+        if limit is None and fields.rope_type == "dynamic":
+            limit = fields.integer("max_position_embeddings")
+        yield Refusal(
+            "rope_parameters.rope_type", fields.rope_type,
+            "its rotary frequencies depend on the longest sequence of the batch beyond the original length",
+            None if limit is None else f"set engine.max_model_len={limit} or less",
+            applies_above=limit if isinstance(limit, int) else None,
+        )  # fmt: skip
+
+
+def content_refusals(caches: Sequence[CacheFacts]) -> Iterable[Refusal]:
+    """Reasons against `run` that follow from what the layers store."""
+    kinds = {c.spec.content.kind for c in caches}
+    if "state" in kinds:
+        yield Refusal("layer_types", "recurrent", "recurrent state is not served yet")
+    if "latent" in kinds:
+        yield Refusal(
+            "cache.mla", "latent", "no backend serves latent caches yet", "set cache.mla=expanded"
+        )  # fmt: skip
+    if any(c.shares is not None for c in caches):
+        yield Refusal(
+            "num_kv_shared_layers", "above 0", "layers that read another layer's cache are not served yet"
+        )
+
+
+def unreachable(model_type: str) -> Refusal:
+    """The refusal of modules that compute attention without asking the attention registry."""
+    return Refusal(
+        "model_type", model_type, "its attention in transformers 5.24 ignores the attention registry"
+    )

@@ -1,0 +1,80 @@
+"""Plain decoders: every layer attends to every earlier token, or all layers share one window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from kvcore.attention.query import Mask
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.families.base import FamilyAdapter, Heads, Part
+
+
+class FullAttention(FamilyAdapter):
+    """Keys and values of every head group, every token, causal."""
+
+    model_types: ClassVar[tuple[str, ...]] = (
+        "llama", "mistral3", "ministral3", "gemma", "cohere", "olmo", "olmo2", "olmoe", "glm", "glm4",
+        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "stablelm", "phi", "qwen3_vl_text", "qwen3_vl_moe_text",
+        "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
+    )  # fmt: skip
+    remote = frozenset({"internlm2", "minicpm", "baichuan"})
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        yield Heads(fields.heads, fields.kv_heads, fields.head_dim)
+
+
+class Granite(FullAttention):
+    """Granite: the softmax scale is a field of the config."""
+
+    model_types = ("granite", "granitemoe")
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """As a plain decoder, with its own scale."""
+        yield Heads(
+            fields.heads, fields.kv_heads, fields.head_dim, scale=fields.number("attention_multiplier", 1.0)
+        )
+
+
+class UniformWindow(FamilyAdapter):
+    """Every layer has the window `sliding_window`, where it is not null."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("mistral", "mixtral", "phi3", "starcoder2")
+
+    def window(self, fields: Fields) -> int | None:
+        """The window of all layers."""
+        return fields.optional("sliding_window")
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One cache a layer, with the window of all."""
+        yield Heads(fields.heads, fields.kv_heads, fields.head_dim, mask=Mask(window=self.window(fields)))
+
+
+class Qwen3Moe(UniformWindow):
+    """Qwen3-MoE: the window counts only with `use_sliding_window`."""
+
+    model_types = ("qwen3_moe",)
+
+    def window(self, fields: Fields) -> int | None:
+        """`sliding_window` where it is switched on."""
+        return super().window(fields) if fields.flag("use_sliding_window") else None
+
+
+class MiniMaxSparse(FullAttention):
+    """MiniMax-M3: plain keys and values; sparse layers score blocks by index keys as well."""
+
+    model_types = ("minimax_m3", "minimax_m3_vl")
+    remote = frozenset({"minimax_m3"})
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """Block-sparse attention is no mask of ours."""
+        yield Refusal("sparse_attention_config", "present", "its sparse layers choose blocks by an indexer")
+
+    def notes(self, fields: Fields) -> Iterable[str]:
+        """What is not counted."""
+        yield "the sparse indexer's own keys are not counted"
+
+
+ADAPTERS: tuple[type[ModelAdapter], ...] = (FullAttention, Granite, UniformWindow, Qwen3Moe, MiniMaxSparse)

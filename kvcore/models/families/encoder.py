@@ -1,0 +1,40 @@
+"""Encoder-decoders: self attention beside cross attention over a fixed number of encoder tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.attention.query import Mask
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.families.base import FamilyAdapter, Heads, Part
+
+
+class Whisper(FamilyAdapter):
+    """Whisper: `max_source_positions` audio frames are read by every decoder layer."""
+
+    model_types = ("whisper",)
+
+    def num_layers(self, fields: Fields) -> int:
+        """Decoder layers; `num_hidden_layers` counts those of the encoder."""
+        return fields.integer("decoder_layers")
+
+    def max_model_len(self, fields: Fields) -> int:
+        """Longest text, not longest audio."""
+        return fields.integer("max_target_positions", 448)
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """Self attention, then cross attention."""
+        heads = fields.integer("decoder_attention_heads")
+        dim = fields.integer("d_model") // heads
+        frames = fields.integer("max_source_positions", 1500)
+        yield Heads(heads, heads, dim)
+        yield Heads(heads, heads, dim, mask=Mask(causal=False), role="cross", encoder_tokens=frames)
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """The decoder needs an encoder's output."""
+        if not fields.flag("is_encoder_decoder"):
+            yield Refusal("model_type", "whisper", "it is an encoder-decoder; run serves decoders")
+
+
+ADAPTERS: tuple[type[ModelAdapter], ...] = (Whisper,)

@@ -1,0 +1,120 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), compressed or expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import log
+from typing import ClassVar
+
+from kvcore.errors import ModelError
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.families.base import FamilyAdapter, Heads, LatentHeads, Part
+
+
+class LatentAttention(FamilyAdapter):
+    """One latent of `kv_lora_rank` and a rotary key of `qk_rope_head_dim` a token and layer.
+
+    With ``cache.mla=expanded`` the layer keeps keys and values of every head instead, as
+    transformers' modules hand them over.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = (
+        "deepseek_v2",
+        "deepseek_v3",
+        "minicpm3",
+        "kimi_k2",
+        "glm4_moe_lite",
+    )
+    remote = frozenset({"kimi_k2"})
+    unproven = frozenset({"glm4_moe_lite"})
+
+    def scale(self, fields: Fields) -> float:
+        """``qk_head_dim ** -0.5``, times the square of the yarn correction where there is one."""
+        scale = float(head_dim(fields) ** -0.5)
+        all_dim = fields.rope.get("mscale_all_dim", 0)
+        if fields.rope_type == "default" or not all_dim:
+            return scale
+        factor = float(fields.rope.get("factor", 1.0))
+        correction = 0.1 * float(all_dim) * log(factor) + 1.0 if factor > 1 else 1.0
+        return scale * correction * correction
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One latent, or keys and values of every head."""
+        yield latent_part(fields, self.scale(fields), cache)
+
+
+class LatentPairs(LatentAttention):
+    """LongCat-Flash: two attentions in each of `num_layers` blocks."""
+
+    model_types = ("longcat_flash",)
+    unproven = frozenset({"longcat_flash"})
+
+    def num_layers(self, fields: Fields) -> int:
+        """Two caches a block."""
+        blocks = fields.optional("num_layers")
+        return 2 * blocks if blocks is not None else fields.layers
+
+
+class SparseLatent(LatentAttention):
+    """DeepSeek-V3.2, GLM-5: an indexer with keys of its own chooses the latents that are read."""
+
+    model_types = ("deepseek_v32", "glm_moe_dsa")
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """The latent, and the indexer's keys where the layer has an indexer of its own."""
+        yield from super().layer(fields, index, cache)
+        kinds = indexer_types(fields)
+        if kinds is None or kinds[index] == "full":
+            yield LatentHeads(0, fields.integer("index_head_dim", 128), 0, role="indexer")
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """The indexer's choice is no mask of ours."""
+        yield Refusal("index_topk", fields.get("index_topk"), "a sparse indexer chooses the tokens it reads")
+
+
+def head_dim(fields: Fields) -> int:
+    """Dimension of an expanded query or key."""
+    return fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")
+
+
+def latent_part(fields: Fields, scale: float, cache: CacheChoice) -> Part:
+    """The attention of one layer in the form that the user chose.
+
+    Raises:
+        ModelError: `cache.mla` is neither ``latent`` nor ``expanded``.
+    """
+    if cache.mla == "expanded":
+        heads = fields.heads
+        return Heads(heads, heads, head_dim(fields), fields.integer("v_head_dim"), scale=scale)
+    if cache.mla not in ("latent", "auto"):
+        raise ModelError(
+            "unknown form of latent attention",
+            field="cache.mla", got=cache.mla, allowed=("auto", "latent", "expanded"),
+        )  # fmt: skip
+    return LatentHeads(
+        fields.heads, fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim"), scale=scale
+    )
+
+
+def indexer_types(fields: Fields) -> list[str] | None:
+    """``full`` or ``shared`` for each layer, or None where every layer has its own indexer."""
+    listed = fields.listing("indexer_types", fields.layers)
+    if listed is not None:
+        return [str(kind) for kind in listed]
+    pattern = fields.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        if len(pattern) < fields.layers or set(pattern) - {"F", "S"}:
+            raise ModelError(
+                "index_topk_pattern in config.json is not usable",
+                field="index_topk_pattern", got=pattern, allowed="F or S for each layer",
+            )  # fmt: skip
+        return ["full" if c == "F" else "shared" for c in pattern]
+    every = fields.integer("index_topk_freq", 1)
+    if every == 1:
+        return None
+    offset = fields.integer("index_skip_topk_offset", 2, least=0)
+    return ["full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(fields.layers)]
+
+
+ADAPTERS: tuple[type[ModelAdapter], ...] = (LatentAttention, LatentPairs, SparseLatent)

@@ -1,0 +1,100 @@
+"""Older decoders: their own field names, ALiBi, one KV head for all queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcore.models.config_json import Fields
+from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.families.base import FamilyAdapter, Heads, Part, unreachable
+
+
+class EveryHead(FamilyAdapter):
+    """GPT-NeoX, GPT-J, OPT, CodeGen: as many KV heads as query heads, the usual scale."""
+
+    model_types = ("gpt_neox", "gptj", "opt")
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        yield Heads(fields.heads, fields.heads, fields.head_dim)
+
+
+class Gpt2(FamilyAdapter):
+    """GPT-2: the scale can be switched off, or divided by the layer's number."""
+
+    model_types = ("gpt2",)
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        dim = fields.head_dim
+        scale = dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
+        if fields.flag("scale_attn_by_inverse_layer_idx"):
+            scale /= index + 1
+        yield Heads(fields.heads, fields.heads, dim, scale=scale)
+
+    def max_model_len(self, fields: Fields) -> int:
+        """`n_positions`."""
+        return fields.integer("max_position_embeddings", 1024)
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """One option has a code path of its own."""
+        if fields.flag("reorder_and_upcast_attn"):
+            yield Refusal(
+                "reorder_and_upcast_attn",
+                True,
+                "with this option its attention ignores the attention registry",
+            )
+
+
+class GptBigCode(FamilyAdapter):
+    """GPT-BigCode: one KV head with `multi_query`."""
+
+    model_types = ("gpt_bigcode",)
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        dim = fields.head_dim
+        kv_heads = 1 if fields.flag("multi_query", True) else fields.heads
+        scale = None if fields.flag("scale_attn_weights", True) else 1.0
+        yield Heads(fields.heads, kv_heads, dim, scale=scale)
+
+
+class Falcon(FamilyAdapter):
+    """Falcon: three generations of KV heads, rope or ALiBi."""
+
+    model_types = ("falcon",)
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        if fields.flag("new_decoder_architecture"):
+            kv_heads = fields.integer("num_kv_heads", fields.kv_heads)
+        else:
+            kv_heads = 1 if fields.flag("multi_query", True) else fields.heads
+        yield Heads(fields.heads, kv_heads, fields.head_dim, alibi=fields.flag("alibi"))
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """Its modules call attention by themselves."""
+        yield unreachable("falcon")
+
+
+class Alibi(FamilyAdapter):
+    """BLOOM, MPT: ALiBi."""
+
+    model_types = ("bloom", "mpt")
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer."""
+        options = fields.mapping("attn_config")
+        scale = options.get("softmax_scale")
+        yield Heads(
+            fields.heads, int(options.get("kv_n_heads") or fields.heads), fields.head_dim,
+            scale=None if scale is None else float(scale),
+            softcap=None, alibi=bool(options.get("alibi", True)),
+        )  # fmt: skip
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """Its modules call attention by themselves."""
+        yield unreachable(fields.model_type)
+
+
+ADAPTERS: tuple[type[ModelAdapter], ...] = (EveryHead, Gpt2, GptBigCode, Falcon, Alibi)
