@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,9 +14,11 @@ from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, IntegrityError
-from kvcore.models.tokenizer import Tokenizer
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from kvcore.models.tokenizer import Tokenizer
 
 OnProgress = Callable[[int, int, int], None]
 
@@ -74,14 +77,21 @@ class LLM:
             raise ConfigError("a model directory is needed to run", field="model.path", got=None)
         self._kept: dict[str, dict[int, torch.Tensor]] = {}
         self._requests = 0
-        self.tokenizer = Tokenizer.load(settings.model_path)
+        self._path = settings.model_path
         self.core = EngineCore(
             settings,
             registry,
-            eos_token_ids=self.tokenizer.eos_token_ids,
+            eos_token_ids=settings.facts.eos_token_ids,
             progress=progress,
             logits_sink=self._keep_logits,
         )
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; loaded when text is first needed, since scoring needs none."""
+        from kvcore.models.tokenizer import Tokenizer
+
+        return Tokenizer.load(self._path)
 
     @property
     def plan(self) -> Plan:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kvcore.models.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from kvcore.models.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -118,9 +118,9 @@ class ModelRunner:
         tokens = [t for r in output.rows for t in r.token_ids]
         self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
         return self.model.forward(
-            torch.tensor(tokens, device=self.device),
+            torch.tensor(tokens, dtype=torch.int64, device=self.device),
             self.builder.positions_T[: batch.num_tokens],
-            torch.tensor(_wanted(output), device=self.device),
+            torch.tensor(_wanted(output), dtype=torch.int64, device=self.device),
             self.context,
         )
 

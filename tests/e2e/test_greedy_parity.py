@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvcore.engine.settings import SamplingParams
 from support.engines import make_llm
 from support.mt_bench import first_turns
 from support.reference import NEAR_TIE, Greedy, greedy, once
+
+from kvcore.engine.settings import SamplingParams
 
 NEW = 64
 PROMPTS = first_turns(16)

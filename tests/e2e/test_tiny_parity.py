@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvcore.errors import UnsupportedModelError
+from models.tiny import DEFAULT_RUN, SPECS, tiny_model
 from support.engines import make_llm
 from support.reference import full_logits
-from support.tiny import DEFAULT, LONG, tiny_model
+
+from kvcore.errors import UnsupportedModelError
 
 TOLERANCE = 1e-4
 LENGTHS = (60, 47, 33, 18)
@@ -29,7 +30,7 @@ def sequences(seed: int = 0) -> list[list[int]]:
 
 def least_blocks(path, keys) -> int:
     """Blocks with which the longest sequence just fits: several at once must preempt each other."""
-    llm = make_llm(path, max_model_len=64, num_blocks=500, **keys)
+    llm = make_llm(path, max_model_len=64, num_blocks=500, mla="expanded", **keys)
     return llm.plan.capacity.needed_units(64) + 1
 
 
@@ -48,16 +49,16 @@ def check(path, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("name", DEFAULT_RUN)
 def test_default_run(name, variant, tmp_path_factory):
-    check(tiny_model(name, tmp_path_factory), variant)
+    check(tiny_model(name, tmp_path_factory.getbasetemp()), variant)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", [n for n in SPECS if n not in DEFAULT_RUN])
 def test_all_others(name, variant, tmp_path_factory):
-    path = tiny_model(name, tmp_path_factory)
+    path = tiny_model(name, tmp_path_factory.getbasetemp())
     try:
         check(path, variant)
     except UnsupportedModelError as refusal:
