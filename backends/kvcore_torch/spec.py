@@ -1,0 +1,136 @@
+"""What the plain PyTorch backend declares. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
+from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import BackendUnsupportedError, ConfigError
+from kvcore.spec.cache_spec import KVCacheSpec
+from kvcore.spec.content import KVHeads
+from kvcore.spec.layout import KernelBlocks, LayoutOption, PageLayout, hnd, nhd
+
+if TYPE_CHECKING:
+    from kvcore.attention.backend import AttentionBackend
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+LAYOUTS = ("auto", "kv_first", "hnd")
+
+CAPABILITIES = Capabilities(
+    contents=("kv",),
+    dtypes=FLOATS,
+    # Any plain float: keys and values are converted when they are written and when they are read.
+    cache_dtypes=FLOATS,
+    features=(
+        "bidirectional",
+        "window",
+        "chunk",
+        "scale",
+        "softcap",
+        "alibi",
+        "sinks",
+        "lse",
+        "unlike_dims",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """Options of the torch backend.
+
+    Attributes:
+        layout: ``hnd`` (head, token, dim), ``kv_first`` [2, N, P, K, D], or ``auto``: hnd, else kv_first.
+        kernel_block_size: Tokens of a kernel block; None works in the manager's blocks as they are.
+    """
+
+    layout: str = "auto"
+    kernel_block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ConfigError(
+                "unknown layout of the torch backend",
+                field="backends.torch.layout", got=self.layout, allowed=LAYOUTS,
+            )  # fmt: skip
+        size = self.kernel_block_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(
+                "a kernel block has at least one token",
+                field="backends.torch.kernel_block_size", got=size, allowed=">= 1, or null",
+            )  # fmt: skip
+
+
+class TorchBackendSpec(BackendSpec):
+    """Every softmax-attention feature of the contract in plain torch operations, on CPU and CUDA."""
+
+    name = "torch"
+    priority: ClassVar[Mapping[str, int]] = {"cpu": 100, "cuda": 10}
+    Config = TorchOptions
+    # The same shapes run through the same operations in the same order. Not batch-invariant: a matrix
+    # product may round otherwise when a sequence's queries are cut into other pieces.
+    deterministic = True
+    # Only visible keys and values take part in arithmetic; the rest of a gathered block is sliced off.
+    reads_unwritten_slots = False
+    max_offset_bits = 63
+
+    @classmethod
+    def unavailable(cls, options: TorchOptions) -> str | None:
+        """A reason only where torch itself is missing."""
+        return None if find_spec("torch") else "torch is not installed; pip install torch"
+
+    @classmethod
+    def unsupported_device(cls, facts: DeviceFacts, options: TorchOptions) -> Unsupported | None:
+        """CPUs and CUDA devices of any capability."""
+        return None if facts.kind in cls.priority else Unsupported("device", facts.kind, sorted(cls.priority))
+
+    @classmethod
+    def unsupported(cls, query: AttentionQuery, options: TorchOptions) -> Unsupported | None:
+        """The first fact outside the table; quantized caches are not built yet."""
+        return CAPABILITIES.check(query)
+
+    @classmethod
+    def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: TorchOptions) -> Sequence[LayoutOption]:
+        """``hnd`` and, where the fields allow it, ``kv_first``.
+
+        Raises:
+            BackendUnsupportedError: ``kv_first`` was asked for and this content cannot lie so.
+        """
+        content = spec.content
+        if not isinstance(content, KVHeads):
+            return ()
+        problem = _kv_first_problem(content)
+        if options.layout == "kv_first" and problem is not None:
+            raise BackendUnsupportedError(
+                f"layout kv_first needs keys and values of one shape and dtype: {problem}",
+                field="backends.torch.layout", got="kv_first", allowed=("auto", "hnd"),
+                remedy="set backends.torch.layout=hnd",
+            )  # fmt: skip
+        if content.quant is not None:
+            return ()
+        found: list[PageLayout] = []
+        if options.layout != "kv_first":
+            found.append(hnd(content))
+        if options.layout != "hnd" and problem is None:
+            found.append(nhd(content, name="kv_first", order="field_first"))
+        size = options.kernel_block_size
+        blocks = KernelBlocks(multiple_of=1) if size is None else KernelBlocks(sizes=(size,))
+        return [LayoutOption(layout, blocks) for layout in found]
+
+    @classmethod
+    def create(cls, device: str, options: Any) -> AttentionBackend:
+        """The backend on a torch device."""
+        from kvcore_torch.backend import TorchBackend
+
+        return TorchBackend(device)
+
+
+def _kv_first_problem(content: KVHeads) -> str | None:
+    if content.head_dim != content.v_dim:
+        return f"head_dim {content.head_dim} and head_dim_v {content.v_dim} differ"
+    scales = [f.name for f in content.fields() if f.name not in ("k", "v")]
+    return f"the page also holds {', '.join(scales)}" if scales else None
