@@ -15,8 +15,15 @@ from kvcore.spec.layout import KernelBlocks, LayoutOption, hnd, nhd
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
 small = st.integers(1, 3)
+even = st.sampled_from([2, 4])
 contents = st.one_of(
-    st.builds(KVHeads, small, st.sampled_from([2, 4]), st.sampled_from([2, 4]), st.sampled_from(["float32", "float16"])),
+    st.builds(
+        KVHeads,
+        small,
+        st.sampled_from([2, 4]),
+        st.sampled_from([2, 4]),
+        st.sampled_from(["float32", "float16"]),
+    ),
     st.builds(KVHeads, small, st.just(4), st.just(4), st.just("int8"), st.just(Quant("token_head"))),
     st.builds(KVHeads, small, st.just(4), st.just(4), st.just("int4"), st.just(Quant("token_head"))),
     st.builds(Latent, st.integers(2, 6), small, st.just("bfloat16")),
