@@ -48,7 +48,7 @@ Extra = Adapter | Multimodal
 
 
 def hash_function(name: str) -> Callable[[bytes], bytes]:
-    """The hash called `name`: ``sha256`` resists collisions on purpose; ``xxh3`` (128 bits) is faster, and does not.
+    """The hash called `name`: ``sha256`` resists collisions on purpose; ``xxh3`` (128 bits) is faster.
 
     Raises:
         ConfigError: The hash is unknown, or its package is not installed.

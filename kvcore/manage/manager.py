@@ -88,7 +88,7 @@ class KVCacheManager:
             raise RequestError("a request needs at least one token", field="token_ids", got=0, allowed=">= 1")
         checked = check_extras(extras)
         root = self._hasher.root(salt, checked)
-        self._requests[request_id] = RequestState(request_id, tokens, root, salt, checked, self._epoch)
+        self._requests[request_id] = RequestState(request_id, tokens, root, salt, checked)
 
     def fork(self, parent_id: str, child_ids: Sequence[str]) -> None:
         """Make children that share all blocks of the parent, and are part of its steps in flight.
@@ -302,7 +302,7 @@ class KVCacheManager:
         if memo is not None and memo[0] == self._version:
             return memo[1]
         # The last token must be computed, for its logits.
-        limit = len(request.tokens) - 1 if self._prefix_caching and request.epoch == self._epoch else 0
+        limit = len(request.tokens) - 1 if self._prefix_caching else 0
         request.hash_to(self._hasher, limit)
         hit = self._cache.find(request.digests, limit)
         request.hit_memo = (self._version, hit)
@@ -315,6 +315,7 @@ class KVCacheManager:
         return max(0, plan.new_blocks + plan.revived - self._pool.num_free)
 
     def _admit(self, request: RequestState, hit: Hit) -> int:
+        request.epoch = self._epoch
         self._explainer.admitted(request, hit.tokens)
         for blocks in hit.blocks:
             self._pool.share(blocks)

@@ -95,7 +95,7 @@ class RequestState:
         committed: Tokens whose content is computed for sure.
         in_flight: Steps that include it and are not committed.
         last_step: The last step that may read its blocks.
-        epoch: Of the prefix cache when it began; a reset keeps older requests out of the index.
+        epoch: Of the prefix cache when it was admitted; a reset keeps what ran before it out of the index.
         alive: False once freed; steps in flight then pass over it.
         hit_memo: The last lookup, with the version of the index that it holds for.
     """
@@ -106,13 +106,7 @@ class RequestState:
     )  # fmt: skip
 
     def __init__(
-        self,
-        request_id: str,
-        tokens: array[int],
-        root: bytes,
-        salt: str,
-        extras: tuple[Extra, ...],
-        epoch: int,
+        self, request_id: str, tokens: array[int], root: bytes, salt: str, extras: tuple[Extra, ...]
     ) -> None:
         self.request_id = request_id
         self.tokens = tokens
@@ -121,7 +115,7 @@ class RequestState:
         self.salt = salt
         self.extras = extras
         self.items = tuple(e for e in extras if isinstance(e, Multimodal))
-        self.epoch = epoch
+        self.epoch = 0
         self.digests: list[bytes] = []
         self.rows: list[Row] = []
         self.computed = self.committed = self.in_flight = self.last_step = 0
@@ -155,7 +149,8 @@ class RequestState:
 
     def fork(self, request_id: str) -> RequestState:
         """A child with the same tokens, blocks and steps in flight; the caller counts the shared blocks."""
-        child = RequestState(request_id, self.tokens[:], self.root, self.salt, self.extras, self.epoch)
+        child = RequestState(request_id, self.tokens[:], self.root, self.salt, self.extras)
+        child.epoch = self.epoch
         child.prompt_tokens = self.prompt_tokens
         child.digests = self.digests[:]
         child.rows = [row.copy() for row in self.rows]
