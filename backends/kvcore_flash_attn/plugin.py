@@ -1,0 +1,15 @@
+"""Entry point of the FlashAttention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.registry.hookspecs import hookimpl
+from kvcore_flash_attn.spec import FlashAttnBackendSpec
+
+
+@hookimpl
+def kvcore_backends() -> Sequence[type[BackendSpec]]:
+    """The FlashAttention backend."""
+    return (FlashAttnBackendSpec,)

@@ -1,0 +1,15 @@
+"""Entry point of the FlashInfer backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.registry.hookspecs import hookimpl
+from kvcore_flashinfer.spec import FlashInferBackendSpec
+
+
+@hookimpl
+def kvcore_backends() -> Sequence[type[BackendSpec]]:
+    """The FlashInfer backend."""
+    return (FlashInferBackendSpec,)

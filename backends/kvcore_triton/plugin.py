@@ -1,0 +1,15 @@
+"""Entry point of the Triton backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.registry.hookspecs import hookimpl
+from kvcore_triton.spec import TritonBackendSpec
+
+
+@hookimpl
+def kvcore_backends() -> Sequence[type[BackendSpec]]:
+    """The Triton backend."""
+    return (TritonBackendSpec,)
