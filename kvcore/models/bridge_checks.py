@@ -11,13 +11,6 @@ from kvcore.attention.query import AttentionQuery
 from kvcore.errors import UnsupportedModelError
 from kvcore.spec.cache_spec import CacheId
 
-# Keywords that change nothing here, whatever their value.
-IGNORED = frozenset({
-    "position_ids", "position_embeddings", "cache", "past_key_values", "use_cache", "output_attentions",
-    "output_hidden_states", "return_dict", "cache_position", "deterministic", "layer_idx", "output_router_logits",
-    "attention_mask", "input_ids", "logits_to_keep",
-})  # fmt: skip
-
 
 def check_call(
     cache_id: CacheId,
@@ -65,7 +58,7 @@ def _mismatch(
     cache_id: CacheId, module: torch.nn.Module, name: str, got: object, declared: object
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(module).__name__} of layer {cache_id.layer} asks for another attention than the config declares",
+        f"{type(module).__name__} of {cache_id} asks for attention that its config does not declare",
         field=name, got=got, allowed=declared,
         remedy="the adapter of this model type does not fit this version of transformers",
     )  # fmt: skip

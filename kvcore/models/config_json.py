@@ -200,7 +200,7 @@ class Fields:
         if hidden % self.heads:
             raise ModelError(
                 "hidden_size is no multiple of num_attention_heads, and head_dim is not given",
-                field="num_attention_heads", got=f"{hidden} / {self.heads}", allowed="a divisor of hidden_size",
+                field="num_attention_heads", got=f"{hidden} / {self.heads}", allowed="a whole number",
             )  # fmt: skip
         return hidden // self.heads
 

@@ -40,7 +40,7 @@ class ForwardContext(ABC):
 
 
 class ZeroContext(ForwardContext):
-    """Stores nothing and answers zeros: for proofs of reach and for measuring memory before there is a cache."""
+    """Stores nothing and answers zeros: for proofs of reach, and to measure memory before a cache."""
 
     def attend(
         self,

@@ -88,7 +88,7 @@ def kvcore_attention(
     attention_mask: torch.Tensor | None,
     **passed: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls for every attention layer; returns [1, T, H, Dv] and no weights."""
+    """What transformers calls for every attention layer; returns [1, T, H, Dv] and no weights."""
     call = passed.pop(KEYWORD, None)
     if not isinstance(call, ForwardCall):
         raise UnsupportedModelError(
@@ -256,7 +256,7 @@ def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> tor
         text = " ".join(str(error).split())
         raise ModelError(
             f"transformers cannot load {facts.architecture}: {text[:300]}",
-            field="model.path", got=str(folder), allowed="a checkpoint of an architecture that transformers knows",
+            field="model.path", got=str(folder), allowed="a checkpoint that transformers knows",
         ) from error  # fmt: skip
     finally:
         if progress:

@@ -76,7 +76,8 @@ def read_header(file: Path) -> Mapping[str, Any]:
 def _damaged(file: Path, how: str) -> ModelError:
     return ModelError(
         f"the weights {file.name} are truncated or damaged: {how}",
-        field="model.path", got=str(file), allowed="a complete safetensors file", remedy="fetch the file again",
+        field="model.path", got=str(file), allowed="a complete safetensors file",
+        remedy="fetch the file again",
     )  # fmt: skip
 
 

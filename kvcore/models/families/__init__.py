@@ -76,7 +76,7 @@ def model_facts(
             field="model_type",
             got=fields.model_type,
             allowed=sorted(table),
-            remedy="install or write a plugin with a ModelAdapter and offer it by the hook kvcore_model_adapters",
+            remedy="install a plugin that offers a ModelAdapter by the hook kvcore_model_adapters, or write one",
         )
     return table[name]().facts(config, dtype=dtype, cache=cache or CacheChoice())
 

@@ -1,4 +1,4 @@
-"""What adapters share: a layer is a few parts (attention, latent attention, state), facts follow from them."""
+"""What adapters share: a layer is a few parts (attention, latent attention, state); facts follow."""
 
 from __future__ import annotations
 

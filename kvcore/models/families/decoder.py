@@ -16,8 +16,8 @@ class FullAttention(FamilyAdapter):
 
     model_types: ClassVar[tuple[str, ...]] = (
         "llama", "mistral3", "ministral3", "gemma", "cohere", "olmo", "olmo2", "olmoe", "glm", "glm4",
-        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "stablelm", "phi", "qwen3_vl_text", "qwen3_vl_moe_text",
-        "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
+        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "stablelm", "phi", "qwen3_vl_text",
+        "qwen3_vl_moe_text", "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
     )  # fmt: skip
     remote = frozenset({"internlm2", "minicpm", "baichuan"})
 
