@@ -1,4 +1,4 @@
-"""From logits to token ids: greedy, temperature, top-k, top-p, each draw a function of (seed, index)."""
+"""From logits to token ids: greedy, temperature, top-k, top-p, each draw a function of (seed, position)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from kvcore.worker.messages import SampleAsk
 
 
-def uniform(seed: int, index: int) -> float:
-    """The random number in [0, 1) for token `index` of the sample seeded `seed`.
+def uniform(seed: int, position: int) -> float:
+    """The random number in [0, 1) for token `position` of the sample seeded `seed`.
 
     A function of both, not a stream: batching, preemption and recomputation cannot change a draw.
     """
-    return random.Random(f"kvcore:{seed}:{index}").random()
+    return random.Random(f"kvcore:{seed}:{position}").random()
 
 
 def filtered_probabilities(logits_V: torch.Tensor, ask: SampleAsk) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +40,7 @@ def draw(logits_V: torch.Tensor, ask: SampleAsk) -> int:
     """One token: inverse transform sampling over the filtered distribution."""
     ids, probabilities = filtered_probabilities(logits_V, ask)
     mass = torch.cumsum(probabilities, dim=0)
-    point = uniform(ask.seed, ask.index)
+    point = uniform(ask.seed, ask.position)
     position = int(torch.searchsorted(mass, torch.tensor(point, dtype=mass.dtype), right=True))
     return int(ids[min(position, len(ids) - 1)])
 

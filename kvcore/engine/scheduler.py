@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from kvcore.engine.request import FinishReason, Request, Status
 from kvcore.errors import CapacityError, RequestError
-from kvcore.manage.manager import Ask, KVCacheManager
+from kvcore.manage.manager import KVCacheManager
+from kvcore.manage.step import Ask
 from kvcore.worker.messages import ScheduledRow, SchedulerOutput, StepResult
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from kvcore.manage.manager import TableDelta
+from kvcore.manage.step import TableDelta
 
 
 class SampleAsk(NamedTuple):
@@ -17,7 +17,7 @@ class SampleAsk(NamedTuple):
         temperature: 0 is greedy.
         top_p, top_k: Filters; 1.0 and 0 are off.
         seed: Seed of the sample.
-        index: How many tokens the sample already has; with the seed it names the random number, so
+        position: How many tokens the sample already has; with the seed it names the random number, so
             that a preempted request draws the same tokens again.
     """
 
@@ -25,7 +25,7 @@ class SampleAsk(NamedTuple):
     top_p: float
     top_k: int
     seed: int
-    index: int
+    position: int
 
 
 class ScheduledRow(NamedTuple):

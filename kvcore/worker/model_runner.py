@@ -144,7 +144,8 @@ def _wanted_count(row: ScheduledRow) -> int:
 
 def _wanted(output: SchedulerOutput) -> list[int]:
     """Positions in the flat batch whose logits are needed: all of a row that keeps them, else the last."""
-    wanted, end = [], 0
+    wanted: list[int] = []
+    end = 0
     for r in output.rows:
         end += len(r.token_ids)
         wanted += range(end - _wanted_count(r), end)

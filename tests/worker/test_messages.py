@@ -4,7 +4,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvcore.manage.manager import TableDelta
+from kvcore.manage.step import TableDelta
 from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput
 
 ids = st.integers(0, 2**31 - 1)
