@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,12 @@ class Built:
     notes: tuple[str, ...]
 
 
-def build(composed: Composed, registry: Registry, *, purpose: Purpose) -> Built:
+Progress = Callable[[str, float], None]
+
+
+def build(
+    composed: Composed, registry: Registry, *, purpose: Purpose, progress: Progress | None = None
+) -> Built:
     """Settings of a configuration.
 
     Args:
@@ -52,13 +57,14 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose) -> Built:
         registry: Installed plugins: their model adapters and options are used.
         purpose: ``run`` makes sure that the weights are there (a preset's are fetched and converted once)
             and refuses lengths beyond the model's own limit; ``plan`` reads the geometry alone and warns.
+        progress: Called as ``progress(what, fraction)`` while a preset's weights are fetched.
 
     Raises:
         ConfigError, ModelError: As they say.
     """
     config = composed.config
     model = _model(composed)
-    device = device_facts(config.device)
+    device = device_facts(config.device, ask_torch=purpose == "run")
     if purpose == "run" and not device.present:
         raise ConfigError(
             "this device is a preset for planning: it is not in this machine",
@@ -73,7 +79,7 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose) -> Built:
     length, notes = _max_model_len(config, facts, purpose)
     settings = EngineSettings(
         facts=facts,
-        model_path=_directory(model) if purpose == "run" else model.path,
+        model_path=_directory(model, progress) if purpose == "run" else model.path,
         device=device,
         cache=cache,
         backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends)),
@@ -99,17 +105,20 @@ def _model(composed: Composed) -> ModelKeys:
 
 
 def _name(model: ModelKeys) -> str:
-    return model.name or (Path(model.path).name if model.path else "unnamed")
+    if model.name or not model.path:
+        return model.name or "unnamed"
+    path = Path(model.path)
+    return path.parent.name if path.name == "config.json" else path.name
 
 
-def _directory(model: ModelKeys) -> str:
+def _directory(model: ModelKeys, progress: Progress | None) -> str:
     """The directory with weights; a preset's is made on the first run."""
     if model.path is not None:
         path = Path(model.path)
         return str(path if path.is_dir() else path.parent)
     from kvcore.models.home import ensure_model  # late: conversion needs numpy
 
-    return str(ensure_model(model.name or "", model.package or ""))
+    return str(ensure_model(model.name or "model", model.package or "", progress))
 
 
 def _dtype(model: ModelKeys, device: DeviceFacts) -> str | None:

@@ -1,0 +1,42 @@
+"""`kvcore backends`: every backend for this model, cache and device, usable or why not."""
+
+from __future__ import annotations
+
+from kvcore.cli.result import Job, Result
+from kvcore.config.build import build
+from kvcore.engine.planning import select
+from kvcore.registry.select import ClassChoice
+
+
+def execute(job: Job) -> Result:
+    """List; a name that is not installed is an error, one that cannot serve is an answer."""
+    built = build(job.composed, job.registry, purpose="plan")
+    selection = select(built.settings, job.registry, purpose="run", strict=False)
+    device = built.settings.device
+    document = {
+        "model": built.model,
+        "device": {"kind": device.kind, "name": device.name, "present": device.present},
+        "groups": [c.as_dict() for c in selection.classes],
+    }
+    lines = [f"{built.model} on {device.name or device.kind}"]
+    for choice in selection.classes:
+        lines += _shown(choice)
+    return Result(document, "\n".join(lines))
+
+
+def _shown(choice: ClassChoice) -> list[str]:
+    ids = [str(c) for c in choice.cache_ids]
+    layers = ids[0] if len(ids) == 1 else f"{ids[0]} .. {ids[-1]} ({len(ids)} layers)"
+    if choice.kind == "state":
+        return [f"state {layers}: kept by the core, no attention backend"]
+    asked = "" if choice.wanted is None else f", asked for by {choice.key}={choice.wanted}"
+    lines = [f"{choice.kind} {layers}{asked}"]
+    width = max((len(c.name) for c in choice.candidates), default=0)
+    for candidate in choice.candidates:
+        why = f"  {candidate.verdict.reason}" if candidate.verdict.reason is not None else ""
+        if candidate.status == "unsupported" and not candidate.verdict.installed_here:
+            why += f"; missing here: {candidate.verdict.missing}"
+        lines.append(f"  {candidate.name:{width}}  {candidate.status:11}{why}".rstrip())
+    if choice.chosen is None:
+        lines.append("  none can serve: run would refuse")
+    return lines

@@ -1,0 +1,36 @@
+"""`kvcore plan`: capacity from `config.json` alone. No weights, no GPU, no torch."""
+
+from __future__ import annotations
+
+from kvcore.cli.result import DONE, NO, Job, Result
+from kvcore.config.build import build
+from kvcore.engine.planning import prepare_plan
+from kvcore.errors import ConfigError
+
+
+def execute(job: Job) -> Result:
+    """Plan; status 1 when `max_model_len` does not fit, with the full plan all the same."""
+    lengths = job.composed.config.plan.lengths
+    if any(n < 1 for n in lengths):
+        raise ConfigError("a length is not positive", field="plan.lengths", got=lengths, allowed=">= 1 each")
+    built = build(job.composed, job.registry, purpose="plan")
+    plan, selection = prepare_plan(built.settings, job.registry, purpose="plan")
+    device = built.settings.device
+    document = {
+        "model": built.model,
+        "device": {"kind": device.kind, "name": device.name, "present": device.present},
+        "dtype": built.settings.facts.dtype,
+        **plan.as_dict(lengths),
+        "notes": list(built.notes),
+    }
+    text = [
+        f"{built.model} in {built.settings.facts.dtype} on {device.name or device.kind}",
+        plan.explain(),
+    ]
+    for choice in selection.classes:
+        if choice.chosen and not choice.chosen.verdict.installed_here:
+            text.append(f"note: {choice.chosen.name} is not usable here yet: {choice.chosen.verdict.missing}")
+    text += [f"note: {note}" for note in built.notes]
+    at_once = ", ".join(f"{n}: {count}" for n, count in document["simultaneous"].items())
+    text.append(f"whole sequences at once, by length: {at_once}")
+    return Result(document, "\n".join(text), DONE if plan.fits else NO)

@@ -1,0 +1,51 @@
+"""`kvcore plugins`: what is installed, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.cli.result import Job, Result
+from kvcore.registry.records import PluginRecord
+from kvcore.registry.registry import Registry, told
+
+
+def execute(job: Job) -> Result:
+    """List every plugin of every installed distribution."""
+    rows = plugin_rows(job.registry, job.composed.config.backends)
+    lines = []
+    for row in rows:
+        lines.append(f"{row['name']:12} {row['state']:12} {row['distribution']} {row['version']}")
+        lines += [f"    provides {what}" for what in row["provides"]]
+        if row["reason"]:
+            lines.append(f"    {row['reason']}")
+    return Result({"plugins": rows}, "\n".join(lines) or "no plugin is installed")
+
+
+def plugin_rows(registry: Registry, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a plugin; a plugin whose backends all miss their library is ``unavailable``."""
+    return [_row(record, registry, options) for record in registry.plugins]
+
+
+def _row(record: PluginRecord, registry: Registry, options: dict[str, Any]) -> dict[str, Any]:
+    state, reason = ("broken", record.reason) if record.broken else ("ok", None)
+    if not record.broken:
+        mine = [name for name, origin in registry.origins.items() if origin is record]
+        missing: list[str] = []
+        for name in mine:
+            spec = registry.backends[name]
+            try:
+                said = spec.unavailable(options.get(name, spec.Config()))
+            except Exception as error:
+                state, reason = "broken", f"{name}.unavailable raised {told(error)}"
+                break
+            missing += [said] if said is not None else []
+        if state == "ok" and mine and len(missing) == len(mine):
+            state, reason = "unavailable", "; ".join(missing)
+    return {
+        "name": record.name,
+        "distribution": record.distribution,
+        "version": record.version,
+        "state": state,
+        "reason": reason,
+        "provides": list(record.provides),
+    }

@@ -1,0 +1,48 @@
+"""What `run` answers: `--prompt`, then the lines of `prompts=FILE`, else the samples kept under `conf/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvcore.config.home import conf_dir
+from kvcore.errors import ConfigError
+
+
+def gather(texts: Sequence[str], file: str | None) -> list[str]:
+    """The prompts in order.
+
+    Raises:
+        ConfigError: A prompt is empty, or the file is missing, not UTF-8 or without prompts.
+    """
+    if any(not text.strip() for text in texts):
+        raise ConfigError("a prompt is empty", field="--prompt", got="", allowed="a text")
+    prompts = [*texts, *(_from_file(file) if file is not None else [])]
+    return prompts or samples()
+
+
+def _from_file(name: str) -> list[str]:
+    path = Path(name).expanduser()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "the file of prompts is not UTF-8", field="prompts", got=name, allowed="UTF-8, one prompt a line"
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"the file of prompts cannot be read: {error.strerror}",
+            field="prompts", got=name, allowed="a UTF-8 file, one prompt a line",
+        ) from error  # fmt: skip
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError("the file has no prompts", field="prompts", got=name, allowed="one prompt a line")
+    return prompts
+
+
+def samples() -> list[str]:
+    """Six prompts of unlike lengths; the first two begin alike for more than three blocks of 16 tokens."""
+    from omegaconf import OmegaConf
+
+    content = OmegaConf.load(conf_dir() / "samples.yaml")
+    return [str(prompt).format(common=content.common) for prompt in content.prompts]

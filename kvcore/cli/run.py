@@ -1,0 +1,99 @@
+"""`kvcore run`: prompts in, texts out, on the paged cache, with what it took to get there."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kvcore.cli.progress import Display
+from kvcore.cli.prompts import gather
+from kvcore.cli.result import Job, Result
+from kvcore.config.build import Built, build
+from kvcore.plan.explain import size
+
+
+def execute(job: Job) -> Result:
+    """Generate."""
+    prompts = gather(job.prompts, job.composed.config.prompts)
+    started = time.perf_counter()
+    with Display() as display:
+        built = build(job.composed, job.registry, purpose="run", progress=display.fraction)
+        display.stage("importing torch and transformers")
+        from kvcore.engine.llm import LLM  # late: loads torch
+
+        job.registry.configure(job.composed.config.plugins)
+        llm = LLM(built.settings, job.registry, display.stage)
+        ready = time.perf_counter()
+        outputs = llm.generate(prompts, built.sampling, chat=built.chat, on_progress=display.samples)
+    plan = llm.plan.as_dict()
+    stats = {**llm.stats(), "startup_seconds": ready - started}
+    document = {
+        "model": built.model,
+        "device": built.settings.device.kind,
+        "outputs": [
+            {
+                "prompt": o.prompt,
+                "text": o.text,
+                "token_ids": list(o.token_ids),
+                "finish_reason": o.finish_reason,
+                "num_cached_tokens": o.num_cached_tokens,
+            }
+            for o in outputs
+        ],
+        "plan": plan,
+        "stats": stats,
+        "backends": llm.backends,
+        "notes": list(built.notes),
+    }
+    return Result(document, _text(built, document))
+
+
+def _text(built: Built, document: dict[str, Any]) -> str:
+    plan, stats, facts = document["plan"], document["stats"], built.settings.facts
+    lines = []
+    for i, output in enumerate(document["outputs"], 1):
+        cached = f", {output['num_cached_tokens']} prompt tokens from the prefix cache"
+        lines += [
+            f"[{i}] {_short(output['prompt'])}",
+            *(f"    {line}" for line in output["text"].strip().splitlines()),
+            f"    ({len(output['token_ids'])} tokens, {output['finish_reason']}"
+            f"{cached if output['num_cached_tokens'] else ''})",
+            "",
+        ]
+    rate, total = stats["prefix_hit_rate"], stats["total_blocks"]
+    share = stats["peak_blocks"] / total if total else 0.0
+    lines += [
+        f"model     {built.model}, {facts.num_layers} layers, {facts.dtype}, on {document['device']}",
+        f"cache     {size(plan['total_bytes'])}, placement {plan['placement']}: {_units(plan)}, "
+        f"{plan['bytes_per_token']} bytes a token; room for {plan['tokens']} tokens",
+    ]
+    for group in plan["groups"]:
+        lines.append(
+            f"  group   {group['kind']}, {len(group['layers'])} layers: backend {group['backend']}, "
+            f"layout {group['layout']}, blocks of {group['block_size']} tokens"
+        )
+    lines += [
+        f"blocks    {stats['peak_blocks']} of {total} in use at the peak ({share:.1%}); "
+        f"{stats['copied_blocks']} copied on write; {stats['preemptions']} preemptions",
+        f"prefixes  {rate:.1%} of the prompt tokens came from the prefix cache",
+        f"speed     {stats['prompt_tokens']} prompt and {stats['output_tokens']} output tokens "
+        f"in {stats['seconds']:.2f} s: {stats['tokens_per_second']:.1f} output tokens a second "
+        f"(start-up {stats['startup_seconds']:.1f} s)",
+    ]
+    lines += [f"note      {note}" for note in document["notes"]]
+    return "\n".join(lines)
+
+
+def _units(plan: dict[str, Any]) -> str:
+    if plan["num_blocks"] is None:
+        return f"{plan['num_large_pages']} large pages of {size(plan['large_page_bytes'])}"
+    return f"{plan['num_blocks']} blocks of {size(plan['bytes_per_block'])}"
+
+
+def _short(prompt: str, width: int = 100) -> str:
+    """One line of a prompt: its beginning and its end, where texts that begin alike differ."""
+    line = " ".join(prompt.split())
+    if len(line) <= width:
+        return line
+    half = (width - 5) // 2
+    return f"{line[:half]} ... {line[-half:]}"
