@@ -99,7 +99,7 @@ class Explainer:
             return base._replace(reason="disabled", text="prefix caching is off")
         if hit == possible:
             return base
-        best, common = self._closest(request)
+        best, common = self._closest(request, possible)
         if best is None:
             return base._replace(
                 reason="first", position=0, text="no remembered request begins with the same token"
@@ -126,13 +126,19 @@ class Explainer:
             return base._replace(reason="not_computed", position=best.committed, text=f"{alike}, but {done}")
         return self._missing(base, request, best, reach)
 
-    def _closest(self, request: RequestState) -> tuple[RequestState | None, int]:
-        """The longest common beginning; of equal ones, under the same conditions, then the newest."""
-        best, common, best_rank = None, 0, (1, False)
+    def _closest(self, request: RequestState, possible: int) -> tuple[RequestState | None, int]:
+        """The most reusable common beginning; of equal ones, the likest conditions, then the newest."""
+        best, common, best_rank = None, 0, (0, False, False, False, 0)
         for other in self._others:
             length = common_prefix(request, other)
-            rank = (length, other.root == request.root and other.items == request.items)
-            if rank >= best_rank:
+            rank = (
+                min(length, possible) // self._cache.unit,
+                other.salt == request.salt,
+                other.root == request.root,
+                other.items == request.items,
+                length,
+            )
+            if length and rank >= best_rank:
                 best, common, best_rank = other, length, rank
         return best, common
 
