@@ -35,7 +35,7 @@ class FlashAttnOptions:
     """Options of the FlashAttention backend.
 
     Attributes:
-        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls, not kernels.
+        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
     """
 
     emulate: bool = False

@@ -37,7 +37,7 @@ class FlashInferOptions:
     """Options of the FlashInfer backend.
 
     Attributes:
-        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls, not kernels.
+        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
     """
 
     emulate: bool = False

@@ -38,8 +38,8 @@ def part(layers, content, retention, layout=None, kernel=None):
     return layers, content, retention, layout, kernel
 
 
-def make(parts, *, placement="slots", block_size=8, blocks=12):
-    """The plan of some parts; packed gets four large pages."""
+def make(parts, *, placement="slots", block_size=8, blocks=12, large_pages=4):
+    """The plan of some parts."""
     caches, offers = {}, {}
     for layers, content, retention, layout, kernel in parts:
         for layer in layers:
@@ -53,7 +53,7 @@ def make(parts, *, placement="slots", block_size=8, blocks=12):
     if placement == "slots":
         return planned(Budget(num_blocks=blocks))
     large = planned(Budget(memory_bytes=1 << 30)).large_page_bytes
-    return planned(Budget(memory_bytes=4 * large))
+    return planned(Budget(memory_bytes=large_pages * large))
 
 
 HALF, SINGLE = KVHeads(2, 8, dtype="float16"), KVHeads(2, 8, dtype="float32")
@@ -94,9 +94,7 @@ PLANS = {
 
 
 def build(name):
-    return make(
-        PLANS[name], placement="packed" if name.endswith("_packed") else "slots"
-    )
+    return make(PLANS[name], placement="packed" if name.endswith("_packed") else "slots")
 
 
 @pytest.fixture(params=PLANS)
@@ -107,8 +105,8 @@ def config(request):
 
 @pytest.fixture
 def plans():
-    """Makes plans: `plans.build(name)` for those above, `plans.make(parts)` for others."""
-    return SimpleNamespace(build=build, make=make, offer=offer, limits=LIMITS)
+    """Makes plans: those above by name, and others from parts."""
+    return SimpleNamespace(build=build, make=make, recipe=PLANS.__getitem__)
 
 
 @pytest.fixture
