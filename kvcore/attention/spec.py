@@ -63,6 +63,9 @@ class BackendSpec(ABC):
         reads_unwritten_slots: May load slots that were never written (masked later): the core
             then keeps them finite.
         max_offset_bits: 31 or 63: element offsets that the kernels compute; larger views are refused.
+        stand_ins: Boolean options that replace a missing device, and the rung of proof each one leads
+            to, such as ``{"interpret": "interpreter", "emulate": "emulated"}``; best first. `conform`
+            switches them on by itself where the device is missing, and `auto` never chooses them.
     """
 
     name: ClassVar[str]
@@ -74,6 +77,7 @@ class BackendSpec(ABC):
     graph_capture: ClassVar[bool] = False
     reads_unwritten_slots: ClassVar[bool] = True
     max_offset_bits: ClassVar[int] = 31
+    stand_ins: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     @abstractmethod
@@ -99,3 +103,14 @@ class BackendSpec(ABC):
     @abstractmethod
     def create(cls, device: str, options: Any) -> AttentionBackend:
         """The backend itself on a torch device; imports the library."""
+
+    @classmethod
+    def rung(cls, options: Any, facts: DeviceFacts) -> str:
+        """How strong a proof a run with these options is: device, interpreter, host or emulated.
+
+        By default the rung of the first of `stand_ins` that is switched on, else ``device``.
+        """
+        for option, rung in cls.stand_ins.items():
+            if getattr(options, option, False):
+                return rung
+        return "device"
