@@ -13,6 +13,7 @@ from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
 from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
 from kvcore.config.units import parse_bytes
+from kvcore.engine.planning import check_run
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
 from kvcore.models.config_json import read_config
@@ -79,7 +80,7 @@ def build(
     length, notes = _max_model_len(config, facts, purpose)
     settings = EngineSettings(
         facts=facts,
-        model_path=_directory(model, progress) if purpose == "run" else model.path,
+        model_path=model.path,
         device=device,
         cache=cache,
         backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends)),
@@ -87,6 +88,9 @@ def build(
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
     )
+    if purpose == "run":
+        check_run(settings, registry)  # first: a bad choice must not cost a download
+        settings = replace(settings, model_path=_directory(model, progress))
     for note in notes:
         log.warning("%s", note)
     return Built(settings, _sampling(config), _chat(config.chat, model), _name(model), (*facts.notes, *notes))

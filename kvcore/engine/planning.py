@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcore.engine.settings import EngineSettings
-from kvcore.errors import CapacityError, ConfigError, NotBuiltError
+from kvcore.errors import BackendUnsupportedError, CapacityError, ConfigError, NotBuiltError
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget, Plan, plan
 from kvcore.registry.registry import Registry
@@ -19,18 +19,23 @@ def select(
 ) -> Selection:
     """Choose backends for settings; see `choose_backends`."""
     facts, cache = settings.facts, settings.cache
-    return choose_backends(
-        facts.owned,
-        facts.queries,
-        settings.device,
-        settings.backend,
-        registry,
-        purpose=purpose,
-        shared=facts.shared,
-        block_size=cache.block_size,
-        block_first_only=cache.placement == "packed",
-        strict=strict,
-    )
+    try:
+        return choose_backends(
+            facts.owned,
+            facts.queries,
+            settings.device,
+            settings.backend,
+            registry,
+            purpose=purpose,
+            shared=facts.shared,
+            block_size=cache.block_size,
+            block_first_only=cache.placement == "packed",
+            strict=strict,
+        )
+    except BackendUnsupportedError as error:
+        if any(spec.kind == "latent" for spec in facts.owned.values()):
+            error.remedy = f"{error.remedy}; or set cache.mla=expanded to cache keys and values of every head"
+        raise
 
 
 def prepare_plan(
@@ -74,6 +79,18 @@ def prepare_plan(
         shared=settings.facts.shared,
     )
     return result, selection
+
+
+def check_run(settings: EngineSettings, registry: Registry) -> None:
+    """Raise whatever `run` would refuse, before weights are fetched or torch is loaded.
+
+    Raises:
+        UnsupportedModelError: The architecture cannot be served correctly.
+        KVCoreError: As `prepare_plan` and `Plan.require_fit` say.
+    """
+    settings.facts.require_runnable(settings.max_model_len)
+    first, _ = prepare_plan(settings, registry, purpose="run")
+    first.require_fit()
 
 
 def default_cache_bytes(settings: EngineSettings, available_bytes: int | None = None) -> int:

@@ -46,6 +46,8 @@ class Reason(NamedTuple):
     allowed: object
 
     def __str__(self) -> str:
+        if self.field == "unavailable":
+            return str(self.got)
         return f"{self.field}: {self.got}" + ("" if self.allowed is None else f" (allowed: {self.allowed})")
 
 
@@ -105,9 +107,7 @@ def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict
     if reason is not None:
         return Verdict("unsupported", missing, reason)
     if missing is not None and not question.ignore_unavailable:
-        return Verdict(
-            "unavailable", missing, Reason("installed", missing, "see the reason"), tuple(remaining)
-        )
+        return Verdict("unavailable", missing, Reason("unavailable", missing, None), tuple(remaining))
     return Verdict("usable", missing, None, tuple(remaining), by_hand_only=stand_in)
 
 

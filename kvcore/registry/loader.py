@@ -6,6 +6,7 @@ asked for. Loading imports neither torch nor a kernel library; a plugin that doe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
@@ -90,7 +91,7 @@ def _unique(entries: Sequence[Named], what: str, refused: dict[str, str]) -> lis
 
 
 def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, found: _Found) -> None:
-    before = loaded_heavy()
+    before, modules = loaded_heavy(), set(sys.modules)
     plugin = source.load()
     manager = registry.manager
     try:
@@ -101,7 +102,7 @@ def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, fo
         _check_hooks(manager, plugin)
         declared = {hook: _declared(registry, plugin, hook) for hook in _DECLARING}
         options = registry.alone("kvcore_options", plugin)
-        _check_purity(before, plugin, declared)
+        _check_purity(before, modules, plugin, declared)
         options = _checked_options(options)
     except BaseException:
         manager.unregister(plugin)
@@ -138,13 +139,15 @@ def _declared(registry: Registry, plugin: Any, hook: str) -> list[Any]:
     return classes
 
 
-def _check_purity(before: set[str], plugin: Any, declared: dict[str, list[Any]]) -> None:
+def _check_purity(
+    before: set[str], modules_before: set[str], plugin: Any, declared: dict[str, list[Any]]
+) -> None:
     new = sorted(loaded_heavy() - before)
     problem = f"loading its declaration imports {', '.join(new)}" if new else None
     if problem is None and before:
-        modules = [getattr(plugin, "__name__", "")]
-        modules += [c.__module__ for classes in declared.values() for c in classes if isinstance(c, type)]
-        problem = static_heavy([m for m in modules if m])
+        own = [getattr(plugin, "__name__", "")]
+        own += [c.__module__ for classes in declared.values() for c in classes if isinstance(c, type)]
+        problem = static_heavy([m for m in own if m], set(sys.modules) - modules_before)
     if problem:
         raise _Refused(f"{problem}; declarations must import neither torch nor a kernel library")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
@@ -26,15 +26,19 @@ def loaded_heavy() -> set[str]:
     return {name for name in HEAVY if name in sys.modules}
 
 
-def static_heavy(modules: list[str]) -> str | None:
+def static_heavy(modules: Iterable[str], also: Iterable[str] = ()) -> str | None:
     """A sentence naming the first forbidden top-level import reachable from `modules`, or None.
 
     Follows modules of the same top-level packages and of kvcore; imports inside functions and under
     ``if TYPE_CHECKING`` do not count.
+
+    Args:
+        modules: The plugin's module, and those of the classes that it declared.
+        also: Modules that its loading imported; those of other packages are not looked at.
     """
     own = {m.partition(".")[0] for m in modules} | {"kvcore"}
     seen: set[str] = set()
-    todo = list(modules)
+    todo = [*modules, *also]
     while todo:
         name = todo.pop()
         if name in seen or name.partition(".")[0] not in own:
