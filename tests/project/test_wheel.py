@@ -115,7 +115,7 @@ print(json.dumps({
     assert {"torch", "triton", "flash_attn", "flashinfer", "metrics"} <= set(found["entry_points"])
 
 
-PLAN = ("kvcore", "plan", "output=json", "cache.memory=64MiB", "device=cpu")
+PLAN = ("kvcore", "plan", "output=json", "cache.memory=512MiB", "device=cpu")
 
 
 def test_plan_runs_from_the_wheel(scratch: Scratch) -> None:
@@ -124,7 +124,7 @@ def test_plan_runs_from_the_wheel(scratch: Scratch) -> None:
     plan = json.loads(result.stdout)
     # SmolLM2-135M: 30 layers, 3 KV heads of 64; float32 on a CPU.
     assert plan["bytes_per_token"] == 30 * 2 * 3 * 64 * 4
-    assert plan["num_blocks"] == (64 << 20) // plan["bytes_per_block"]
+    assert plan["num_blocks"] == (512 << 20) // plan["bytes_per_block"]
     assert plan["tensors"][0]["shared_by"] == ["L0"]
 
 

@@ -1,0 +1,1 @@
+"""A complete attention backend of a third party, as small as it can honestly be."""
