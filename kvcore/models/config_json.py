@@ -175,6 +175,10 @@ class Fields:
                 return dict(value)
         return {}
 
+    def section(self, name: str) -> Fields:
+        """The fields of a nested object; empty where it is absent."""
+        return Fields(self.mapping(name))
+
     @property
     def layers(self) -> int:
         """Decoder layers."""

@@ -25,6 +25,9 @@ BLOCK_NAMES = {
     "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
 }  # fmt: skip
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+READABLE = {
+    "general.architecture": "llama", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm",
+}  # fmt: skip
 CONTROL = 3  # token type of llama.cpp: special, never produced by merging text
 
 
@@ -45,9 +48,7 @@ class GgufFile:
             self.reader = GGUFReader(str(path))
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ModelError(f"{path.name} is no GGUF file: {error}", field="gguf", got=path.name) from error
-        for key, allowed in (
-            ("general.architecture", "llama"), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm"),
-        ):  # fmt: skip
+        for key, allowed in READABLE.items():
             if self.field(key) != allowed:
                 raise ModelError(
                     f"the converter does not know this {key}", field=key, got=self.field(key), allowed=allowed

@@ -228,11 +228,18 @@ class TransformersModel:
         """Prove on one token that every attention cache is reached exactly once.
 
         Raises:
-            UnsupportedModelError: As `forward`.
+            UnsupportedModelError: As `forward`, or the model cannot run without a mask and a cache at all.
         """
         device = next(self.module.parameters()).device
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self.forward(zero, zero, zero, ZeroContext())
+        try:
+            self.forward(zero, zero, zero, ZeroContext())
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise UnsupportedModelError(
+                f"{self.facts.model_type} does not run with its attention taken over: {text[:200]}",
+                field="model_type", got=self.facts.model_type, allowed="models that run without mask and cache",
+            ) from error  # fmt: skip
 
 
 def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> torch.nn.Module:

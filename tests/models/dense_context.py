@@ -17,10 +17,18 @@ class DenseContext(ForwardContext):
     Args:
         queries: The declared attention of each cache; edit a copy to see whether a fact matters.
         zero: Answer with zeros, to see whether attention matters at all.
+        shared: Caches that read another's keys and values and store none.
     """
 
-    def __init__(self, queries: dict[CacheId, AttentionQuery], *, zero: bool = False) -> None:
+    def __init__(
+        self,
+        queries: dict[CacheId, AttentionQuery],
+        *,
+        zero: bool = False,
+        shared: dict[CacheId, CacheId] | None = None,
+    ) -> None:
         self.queries = queries
+        self.shared = shared or {}
         self.zero = zero
         self.keys: dict[tuple[CacheId, int], torch.Tensor] = {}
         self.values: dict[tuple[CacheId, int], torch.Tensor] = {}
@@ -36,8 +44,9 @@ class DenseContext(ForwardContext):
         for sequence, count in self.lengths:
             rows = slice(start, start + count)
             start += count
-            where = (cache_id, sequence)
-            for store, new in ((self.keys, key_TKD), (self.values, value_TKDv)):
+            where = (self.shared.get(cache_id, cache_id), sequence)
+            stores = () if cache_id in self.shared else ((self.keys, key_TKD), (self.values, value_TKDv))
+            for store, new in stores:
                 old = store.get(where)
                 store[where] = new[rows].clone() if old is None else torch.cat([old, new[rows]])
             out.append(

@@ -43,7 +43,7 @@ def check_parity(name, tmp_path):
     first, second = tokens(70, 1), tokens(41, 2)
     want_first, want_second = reference_logits(reference, first), reference_logits(reference, second)
     # Unlike lengths in one batch; then both grow together, in a chunk and by one token.
-    context = DenseContext(model.queries)
+    context = DenseContext(model.queries, shared=model.facts.shared)
     steps = [((0, 37), (0, 29)), ((37, 69), (29, 40)), ((69, 70), (40, 41))]
     for (a, b), (c, d) in steps:
         got_first, got_second = flat_step(model, context, [(0, first[a:b], a), (1, second[c:d], c)])

@@ -38,7 +38,11 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_window": ("MistralConfig", dict(SMALL, sliding_window=16)),
     "mixtral": ("MixtralConfig", dict(SMALL, num_local_experts=4, num_experts_per_tok=2)),
     "gemma": ("GemmaConfig", dict(SMALL, head_dim=16)),
-    "gemma2": ("Gemma2Config", dict(SMALL, num_hidden_layers=4, head_dim=16, sliding_window=16)),
+    "gemma2": (
+        "Gemma2Config",
+        dict(SMALL, num_hidden_layers=4, head_dim=16, sliding_window=16, attn_logit_softcapping=5.0,
+             query_pre_attn_scalar=16),
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         dict(SMALL, num_hidden_layers=6, num_key_value_heads=1, head_dim=16, sliding_window=16),
@@ -93,6 +97,40 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
         dict(SMALL, head_dim=16, rope_parameters=dict(YARN, llama_4_scaling_beta=0.1, beta_fast=32.0,
              beta_slow=1.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0)),
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        dict(SMALL, num_hidden_layers=6, head_dim=16, global_head_dim=32, sliding_window=16,
+             num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0),
+    ),
+    "gemma4_shared": (
+        "Gemma4TextConfig",
+        dict(SMALL, num_hidden_layers=8, head_dim=16, global_head_dim=32, sliding_window=16,
+             num_kv_shared_layers=4, hidden_size_per_layer_input=16, vocab_size_per_layer_input=256,
+             layer_types=["sliding_attention", "full_attention"] * 4),
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        dict(SMALL, num_hidden_layers=10, head_dim=16, sliding_window=16, num_kv_shared_layers=5,
+             hidden_size_per_layer_input=16, vocab_size_per_layer_input=256, laurel_rank=8,
+             activation_sparsity_pattern=[0.0] * 10, intermediate_size=[128] * 10),
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        dict(SMALL, **MOE, num_hidden_layers=4, head_dim=24, v_head_dim=16, sliding_window=17, n_routed_experts=4,
+             layer_types=["full_attention", "sliding_attention"] * 2),
+    ),
+    "longcat_flash": (
+        "LongcatFlashConfig",
+        dict(hidden_size=64, num_layers=2, num_attention_heads=4, vocab_size=256, max_position_embeddings=512,
+             ffn_hidden_size=128, expert_ffn_hidden_size=32, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16,
+             qk_rope_head_dim=8, head_dim=8, v_head_dim=16, moe_topk=2, n_routed_experts=4, zero_expert_num=2),
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", dict(MLA, q_lora_rank=32)),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        dict(SMALL, **MOE, num_experts=4, shared_expert_intermediate_size=32),
+    ),
+    "exaone4": ("Exaone4Config", dict(SMALL, num_hidden_layers=4, sliding_window=16)),
     "minimax_m2": ("MiniMaxM2Config", dict(SMALL, head_dim=16, num_local_experts=4, num_experts_per_tok=2)),
     "minicpm3": (
         "MiniCPM3Config",

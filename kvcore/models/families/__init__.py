@@ -76,7 +76,7 @@ def model_facts(
             field="model_type",
             got=fields.model_type,
             allowed=sorted(table),
-            remedy="install a plugin that offers a ModelAdapter by the hook kvcore_model_adapters, or write one",
+            remedy="offer a ModelAdapter for it by the plugin hook kvcore_model_adapters",
         )
     return table[name]().facts(config, dtype=dtype, cache=cache or CacheChoice())
 

@@ -133,7 +133,7 @@ class FamilyAdapter(ModelAdapter):
             *self.refusals(fields),
             *content_refusals(caches),
         ]
-        architectures = config.get("architectures") or fields.inner.get("architectures") or ()
+        architectures = fields.listing("architectures")
         return ModelFacts(
             model_type=fields.model_type,
             architecture=str(architectures[0]) if architectures else fields.model_type,
@@ -297,10 +297,6 @@ def content_refusals(caches: Sequence[CacheFacts]) -> Iterable[Refusal]:
         yield Refusal(
             "cache.mla", "latent", "no backend serves latent caches yet", "set cache.mla=expanded"
         )  # fmt: skip
-    if any(c.shares is not None for c in caches):
-        yield Refusal(
-            "num_kv_shared_layers", "above 0", "layers that read another layer's cache are not served yet"
-        )
 
 
 def unreachable(model_type: str) -> Refusal:

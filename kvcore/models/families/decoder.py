@@ -16,14 +16,29 @@ class FullAttention(FamilyAdapter):
 
     model_types: ClassVar[tuple[str, ...]] = (
         "llama", "mistral3", "ministral3", "gemma", "cohere", "olmo", "olmo2", "olmoe", "glm", "glm4",
-        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "stablelm", "phi", "qwen3_vl_text",
-        "qwen3_vl_moe_text", "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
+        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "phi", "qwen3_vl_text", "qwen3_vl_moe_text",
+        "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
     )  # fmt: skip
     remote = frozenset({"internlm2", "minicpm", "baichuan"})
+    unproven = frozenset({"mistral3", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_text", "qwen3_vl_moe_text"})
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim)
+
+
+class StableLm(FullAttention):
+    """StableLM: its modules keep to themselves what the forward pass is called with."""
+
+    model_types = ("stablelm",)
+
+    def refusals(self, fields: Fields) -> Iterable[Refusal]:
+        """The context of a step cannot reach its attention."""
+        yield Refusal(
+            "model_type",
+            "stablelm",
+            "its modules in transformers 5.24 pass no keyword arguments to attention",
+        )
 
 
 class Granite(FullAttention):
@@ -77,4 +92,11 @@ class MiniMaxSparse(FullAttention):
         yield "the sparse indexer's own keys are not counted"
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (FullAttention, Granite, UniformWindow, Qwen3Moe, MiniMaxSparse)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (
+    FullAttention,
+    StableLm,
+    Granite,
+    UniformWindow,
+    Qwen3Moe,
+    MiniMaxSparse,
+)

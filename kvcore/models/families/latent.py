@@ -27,16 +27,15 @@ class LatentAttention(FamilyAdapter):
         "glm4_moe_lite",
     )
     remote = frozenset({"kimi_k2"})
-    unproven = frozenset({"glm4_moe_lite"})
 
     def scale(self, fields: Fields) -> float:
         """``qk_head_dim ** -0.5``, times the square of the yarn correction where there is one."""
         scale = float(head_dim(fields) ** -0.5)
-        all_dim = fields.rope.get("mscale_all_dim", 0)
-        if fields.rope_type == "default" or not all_dim:
+        rope = Fields(fields.rope)
+        if fields.rope_type == "default" or not rope.get("mscale_all_dim"):
             return scale
-        factor = float(fields.rope.get("factor", 1.0))
-        correction = 0.1 * float(all_dim) * log(factor) + 1.0 if factor > 1 else 1.0
+        factor = rope.number("factor", 1.0)
+        correction = 0.1 * rope.number("mscale_all_dim") * log(factor) + 1.0 if factor > 1 else 1.0
         return scale * correction * correction
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
@@ -48,7 +47,6 @@ class LatentPairs(LatentAttention):
     """LongCat-Flash: two attentions in each of `num_layers` blocks."""
 
     model_types = ("longcat_flash",)
-    unproven = frozenset({"longcat_flash"})
 
     def num_layers(self, fields: Fields) -> int:
         """Two caches a block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
@@ -10,13 +11,23 @@ from kvcore.models.families.base import FamilyAdapter, Heads, Part, unreachable
 
 
 class EveryHead(FamilyAdapter):
-    """GPT-NeoX, GPT-J, OPT, CodeGen: as many KV heads as query heads, the usual scale."""
+    """GPT-NeoX, GPT-J: as many KV heads as query heads, the usual scale."""
 
-    model_types = ("gpt_neox", "gptj", "opt")
+    model_types: ClassVar[tuple[str, ...]] = ("gpt_neox", "gptj")
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.heads, fields.head_dim)
+
+
+class Opt(EveryHead):
+    """OPT: its modules scale the queries themselves."""
+
+    model_types = ("opt",)
+
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+        """One full cache a layer; the scale of attention is 1."""
+        yield Heads(fields.heads, fields.heads, fields.head_dim, scale=1.0)
 
 
 class Gpt2(FamilyAdapter):
@@ -84,12 +95,11 @@ class Alibi(FamilyAdapter):
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
-        options = fields.mapping("attn_config")
-        scale = options.get("softmax_scale")
+        options = fields.section("attn_config")
         yield Heads(
-            fields.heads, int(options.get("kv_n_heads") or fields.heads), fields.head_dim,
-            scale=None if scale is None else float(scale),
-            softcap=None, alibi=bool(options.get("alibi", True)),
+            fields.heads, options.integer("kv_n_heads", fields.heads), fields.head_dim,
+            scale=None if options.get("softmax_scale") is None else options.number("softmax_scale"),
+            softcap=None, alibi=options.flag("alibi", True),
         )  # fmt: skip
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
@@ -97,4 +107,4 @@ class Alibi(FamilyAdapter):
         yield unreachable(fields.model_type)
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (EveryHead, Gpt2, GptBigCode, Falcon, Alibi)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (EveryHead, Opt, Gpt2, GptBigCode, Falcon, Alibi)

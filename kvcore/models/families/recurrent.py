@@ -34,7 +34,7 @@ class Hybrid(FamilyAdapter):
         listed = fields.listing("layer_types") or fields.listing("layers_block_type")
         if listed is None:
             return [self.default_kind(fields, i) for i in range(fields.layers)]
-        unknown = sorted({str(k) for k in listed if k not in KINDS})
+        unknown = sorted({str(k) for k in listed if not isinstance(k, str) or k not in KINDS})
         if unknown:
             raise ModelError("unknown kind of layer", field="layer_types", got=unknown, allowed=sorted(KINDS))
         return [KINDS[k] for k in listed]
@@ -264,7 +264,7 @@ class KimiLinear(Hybrid):
 
     def kinds(self, fields: Fields) -> list[str]:
         """`linear_attn_config` lists layers from 1 on."""
-        full = fields.mapping("linear_attn_config").get("full_attn_layers")
+        full = fields.section("linear_attn_config").listing("full_attn_layers")
         if full:
             return [ATTENTION if i + 1 in full else STATE for i in range(fields.layers)]
         return super().kinds(fields)
@@ -275,10 +275,10 @@ class KimiLinear(Hybrid):
 
     def state(self, fields: Fields) -> Recurrent:
         """[3 H D, w - 1] and [H, D, D]."""
-        options = fields.mapping("linear_attn_config")
-        heads = int(options.get("num_heads") or fields.integer("linear_num_heads", 32))
-        dim = int(options.get("head_dim") or fields.integer("linear_head_dim", 128))
-        width = int(options.get("short_conv_kernel_size") or fields.integer("linear_conv_kernel_dim", 4))
+        options = fields.section("linear_attn_config")
+        heads = options.integer("num_heads", fields.integer("linear_num_heads", 32))
+        dim = options.integer("head_dim", fields.integer("linear_head_dim", 128))
+        width = options.integer("short_conv_kernel_size", fields.integer("linear_conv_kernel_dim", 4))
         return conv_and_ssm(fields, 3 * heads * dim, width, (heads, dim, dim))
 
     def attention(self, fields: Fields, cache: CacheChoice) -> Part:

@@ -65,6 +65,7 @@ class Ministral(MixedLayers):
     """Every layer slides where there is a window, unless listed otherwise."""
 
     model_types = ("ministral", "step3p7")
+    unproven = frozenset({"step3p7"})
 
     def default_type(self, fields: Fields, index: int) -> str:
         """Sliding with a window, else full."""
@@ -74,7 +75,7 @@ class Ministral(MixedLayers):
 class Qwen(MixedLayers):
     """Qwen2, Qwen3: layers from `max_window_layers` on slide, if `use_sliding_window`."""
 
-    model_types = ("qwen2", "qwen3")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2", "qwen3")
 
     def mask(self, fields: Fields, index: int) -> Mask:
         """Without the switch no layer slides, whatever `layer_types` says about its rope."""
@@ -84,6 +85,17 @@ class Qwen(MixedLayers):
         """The first `max_window_layers` layers are full."""
         slides = fields.get("sliding_window") is not None
         return SLIDING if slides and index >= fields.integer("max_window_layers", 28, least=0) else FULL
+
+
+class Qwen2Moe(Qwen):
+    """Qwen2-MoE: every second one of the first layers slides, if `use_sliding_window`."""
+
+    model_types = ("qwen2_moe",)
+
+    def default_type(self, fields: Fields, index: int) -> str:
+        """Layers 0, 2, ... below `max_window_layers` slide."""
+        below = index < fields.integer("max_window_layers", 28, least=0)
+        return SLIDING if below and (index + 1) % 2 else FULL
 
 
 class SmolLM3(MixedLayers):
@@ -99,10 +111,15 @@ class SmolLM3(MixedLayers):
 
 
 class Every4th(MixedLayers):
-    """Cohere2, OLMo3: every fourth layer is full."""
+    """Cohere2, OLMo3, EXAONE-4: every fourth layer is full."""
 
-    model_types = ("cohere2", "olmo3")
+    model_types = ("cohere2", "olmo3", "exaone4")
     period = 4
+
+    def default_type(self, fields: Fields, index: int) -> str:
+        """Full everywhere where a null switches the window off."""
+        switched_off = "sliding_window" in fields.inner and fields.get("sliding_window") is None
+        return FULL if switched_off else super().default_type(fields, index)
 
 
 class GptOss(MixedLayers):
@@ -150,6 +167,7 @@ class Gemma3(Gemma2):
     """Gemma3: every sixth layer is full; no soft-cap unless given."""
 
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
+    unproven = frozenset({"gemma3"})
     period = 6
 
     def softcap(self, fields: Fields) -> float | None:
@@ -161,6 +179,7 @@ class SharedTail(Gemma3):
     """Gemma3n, Gemma4: the last `num_kv_shared_layers` read the last layer of their kind before them."""
 
     model_types = ("gemma3n_text", "gemma3n")
+    unproven = frozenset({"gemma3n"})
     period = 5
     shared_default: ClassVar[int] = 15
 
@@ -203,17 +222,29 @@ class Gemma4(SharedTail):
     """Gemma4: full layers have a larger head dimension and, where K equals V, fewer KV heads."""
 
     model_types = ("gemma4_text", "gemma4")
+    unproven = frozenset({"gemma4"})
     period = 6
     shared_default = 0
 
+    def override(self, fields: Fields, index: int, name: str) -> int | None:
+        """A field of one layer in `per_layer_config`, as transformers 5 writes it; it wins."""
+        layer = fields.mapping("per_layer_config").get(str(index))
+        return Fields(layer).optional(name) if isinstance(layer, dict) else None
+
     def kv_heads(self, fields: Fields, index: int) -> int:
         """`num_global_key_value_heads` in full layers whose values are their keys."""
+        own = self.override(fields, index, "num_key_value_heads")
+        if own is not None:
+            return own
         if self.layer_type(fields, index) == FULL and fields.flag("attention_k_eq_v"):
             return fields.integer("num_global_key_value_heads", fields.kv_heads)
         return fields.kv_heads
 
     def dim(self, fields: Fields, index: int) -> int:
         """`global_head_dim` in full layers."""
+        own = self.override(fields, index, "head_dim")
+        if own is not None:
+            return own
         dim = super().dim(fields, index)
         return fields.integer("global_head_dim", 512) if self.layer_type(fields, index) == FULL else dim
 
@@ -222,6 +253,7 @@ class Llama4(MixedLayers):
     """Llama-4: layers with rope see their chunk; every fourth layer sees all, without rope."""
 
     model_types = ("llama4_text", "llama4")
+    unproven = frozenset({"llama4"})
 
     def default_type(self, fields: Fields, index: int) -> str:
         """Chunked where the layer has rope and a chunk size is given."""
@@ -242,15 +274,10 @@ class MiMo(MixedLayers):
     model_types = ("mimo_v2_flash",)
 
     def default_type(self, fields: Fields, index: int) -> str:
-        """`hybrid_layer_pattern` marks sliding layers with 1."""
+        """`hybrid_layer_pattern` marks sliding layers with 1; else the first and every sixth are full."""
         pattern = fields.listing("hybrid_layer_pattern", fields.layers)
-        if pattern is None:
-            raise ModelError(
-                "config.json lacks hybrid_layer_pattern",
-                field="hybrid_layer_pattern",
-                allowed="a list of 0 and 1",
-            )
-        return SLIDING if pattern[index] else FULL
+        full = index == 0 or (index + 1) % 6 == 0 if pattern is None else not pattern[index]
+        return FULL if full else SLIDING
 
     def mask(self, fields: Fields, index: int) -> Mask:
         """`sliding_window_size` counts the tokens before the query, as transformers reads it."""
@@ -263,14 +290,15 @@ class MiMo(MixedLayers):
         """Heads of the layer's kind."""
         sliding = self.layer_type(fields, index) == SLIDING
         prefix, sinks = ("swa_", "add_swa") if sliding else ("", "add_full")
-        dim = fields.integer(f"{prefix}head_dim", fields.head_dim)
+        dim = fields.integer(f"{prefix}head_dim", fields.integer("head_dim", 192))
+        kv_heads = 2 * fields.kv_heads if sliding else fields.kv_heads
         yield Heads(
             fields.integer(f"{prefix}num_attention_heads", fields.heads),
-            fields.integer(f"{prefix}num_key_value_heads", fields.kv_heads),
+            fields.integer(f"{prefix}num_key_value_heads", kv_heads),
             dim,
-            fields.integer(f"{prefix}v_head_dim", dim),
+            fields.integer(f"{prefix}v_head_dim", fields.integer("v_head_dim", 128)),
             mask=self.mask(fields, index),
-            sinks=fields.flag(f"{sinks}_attention_sink_bias"),
+            sinks=fields.flag(f"{sinks}_attention_sink_bias", sliding),
         )
 
 
@@ -283,5 +311,5 @@ def has_rope(fields: Fields, index: int) -> bool:
 
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (
-    Ministral, Qwen, SmolLM3, Every4th, GptOss, Gemma2, Gemma3, SharedTail, Gemma4, Llama4, MiMo,
+    Ministral, Qwen, Qwen2Moe, SmolLM3, Every4th, GptOss, Gemma2, Gemma3, SharedTail, Gemma4, Llama4, MiMo,
 )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Bad configs: one typed error each, that names the field, the value and what is allowed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.errors import KVCoreError, ModelError
+from kvcore.models.config_json import Fields, read_config
+from kvcore.models.families import model_facts
+
+GOOD = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_reads_a_directory_and_a_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(GOOD))
+    assert read_config(tmp_path) == read_config(str(tmp_path / "config.json")) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: p / "nowhere", "no file or directory"),
+        (lambda p: p, "has no config.json"),
+        (lambda p: write(p, "{"), "not JSON"),
+        (lambda p: write(p, "[1]"), "no JSON object"),
+        (lambda p: write(p, b"\xff\xfe\x00"), "cannot read"),
+    ],
+)
+def test_files_that_are_no_config(make, message, tmp_path):
+    with pytest.raises(ModelError, match=message) as raised:
+        read_config(make(tmp_path))
+    assert raised.value.field == "model.path"
+
+
+def write(folder, content):
+    file = folder / "config.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, [2], 10**9])
+def test_absurd_numbers_of_layers(value):
+    with pytest.raises(ModelError) as raised:
+        model_facts({**GOOD, "num_hidden_layers": value})
+    assert (raised.value.field, raised.value.got) == ("num_hidden_layers", value)
+    assert raised.value.allowed is not None
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_attention_heads", "hidden_size", "model_type"])
+def test_missing_fields(field):
+    with pytest.raises(ModelError) as raised:
+        model_facts({k: v for k, v in GOOD.items() if k != field})
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_heads"),
+        ({"torch_dtype": "int3"}, "dtype"),
+        ({"eos_token_id": "stop"}, "eos_token_id"),
+        ({"eos_token_id": [1, -2]}, "eos_token_id"),
+        ({"rope_scaling": "yarn"}, "rope_scaling"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention", "odd"]}, "layer_types"),
+        ({"model_type": "gemma2", "layer_types": "full"}, "layer_types"),
+        ({"model_type": "qwen2", "use_sliding_window": "yes"}, "use_sliding_window"),
+        ({"model_type": "granite", "attention_multiplier": -1}, "attention_multiplier"),
+        ({"model_type": "deepseek_v3"}, "qk_nope_head_dim"),
+        ({"model_type": "nemotron_h"}, "hybrid_override_pattern"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "hybrid_override_pattern"),
+    ],
+)
+def test_absurd_fields(changes, field):
+    with pytest.raises(KVCoreError) as raised:
+        model_facts({**GOOD, **changes})
+    assert raised.value.field == field
+
+
+def test_unknown_model_type_lists_the_known_and_the_way():
+    with pytest.raises(ModelError) as raised:
+        model_facts({**GOOD, "model_type": "martian"})
+    error = raised.value
+    assert (error.field, error.got) == ("model_type", "martian")
+    assert {"llama", "gpt_oss", "deepseek_v3"} <= set(error.allowed)
+    assert "kvcore_model_adapters" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "want"),
+    [
+        ({"n_layer": 3, "n_head": 4, "n_embd": 8, "n_positions": 9}, (3, 4, 2, 9)),
+        ({"n_layers": 3, "n_heads": 4, "d_model": 8, "max_seq_len": 9}, (3, 4, 2, 9)),
+        ({"num_layers": 3, "num_heads": 4, "n_embed": 8, "seq_length": 9}, (3, 4, 2, 9)),
+    ],
+)
+def test_aliases(config, want):
+    f = Fields(config)
+    assert (f.layers, f.heads, f.head_dim, f.integer("max_position_embeddings")) == want
+
+
+def test_text_config_wins_and_the_outside_fills_in():
+    f = Fields(
+        {"model_type": "a", "hidden_size": 1, "pad": 5, "text_config": {"model_type": "b", "hidden_size": 2}}
+    )
+    assert (f.model_type, f.get("hidden_size"), f.get("pad")) == ("b", 2, 5)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@given(
+    field=st.sampled_from([*sorted(GOOD), "head_dim", "rope_parameters", "architectures", "text_config"]),
+    value=JSON,
+)
+def test_any_value_gives_facts_or_a_typed_error(field, value):
+    try:
+        facts = model_facts({**GOOD, field: value})
+    except KVCoreError as error:
+        assert error.message
+    else:
+        assert len(facts.caches) == facts.num_layers
+
+
+@given(
+    kind=st.sampled_from(["gemma3_text", "llama4_text", "jamba", "zamba2", "mpt", "kimi_linear", "gemma4_text"]),
+    field=st.sampled_from(
+        ["layer_types", "layers_block_type", "no_rope_layers", "hybrid_layer_ids", "attn_config",
+         "linear_attn_config", "per_layer_config", "sliding_window", "attention_chunk_size", "head_dim"]
+    ),
+    value=JSON,
+)  # fmt: skip
+def test_any_value_of_special_fields_gives_facts_or_a_typed_error(kind, field, value):
+    mla = {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+    try:
+        model_facts({**GOOD, **mla, "sliding_window": 8, "model_type": kind, field: value})
+    except KVCoreError as error:
+        assert error.message
