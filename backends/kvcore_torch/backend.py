@@ -73,10 +73,7 @@ class TorchBackend(AttentionBackend):
     ) -> None:
         wide = torch.float64 in (query_THD.dtype, cache["k"].dtype)
         dtype = torch.float64 if wide else torch.float32
-        keys, values = (
-            gather(cache[name], sequence.blocks, sequence.span, dtype, head_first=head_first)
-            for name in ("k", "v")
-        )
+        keys, values = (gather(cache[name], sequence, dtype, head_first=head_first) for name in ("k", "v"))
         finite = not sequence.masked or bool(torch.isfinite(values).all())
         for tile in sequence.tiles:
             rows = tile.rows

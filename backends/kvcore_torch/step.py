@@ -21,6 +21,9 @@ from kvcore.attention.query import Mask
 IntArray = npt.NDArray[np.int64]
 # Scores of one tile, in elements: 16 MiB of float32, however long the prompt is.
 TILE_SCORES = 1 << 22
+# Queries of one tile: few enough that its scores stay in a CPU's cache and that most hidden keys are left
+# out, many enough for a matrix product (docs/decisions/memory.md has the figures).
+TILE_QUERIES = 64
 # Mask elements of one tile that are kept for the other layers of the step; larger ones are made again.
 KEPT_MASK = 1 << 20
 
@@ -73,7 +76,7 @@ class Tile:
         return torch.arange(start, start + self.num_keys, device=self.positions_t.device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sequence:
     """One sequence of the step.
 
@@ -86,11 +89,20 @@ class Sequence:
     blocks: torch.Tensor
     span: slice
     tiles: tuple[Tile, ...]
+    _rows: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def masked(self) -> bool:
         """Whether some tile holds a key that one of its queries must not see."""
         return any(t.masked for t in self.tiles)
+
+    def head_rows(self, pitch: int, heads: int) -> torch.Tensor:
+        """int64 [heads * n]: row ``block * pitch + head`` of each head of each block, head by head."""
+        rows = self._rows.get((pitch, heads))
+        if rows is None:
+            each = torch.arange(heads, device=self.blocks.device)[:, None] + self.blocks * pitch
+            rows = self._rows[pitch, heads] = each.view(-1)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -191,7 +203,7 @@ def _tiles(
     num_heads: int, row: int, positions: IntArray, first: IntArray, last: IntArray, origin: int
 ) -> Iterator[Tile]:
     longest = max(1, int((last - first).max()))
-    step = max(1, TILE_SCORES // (num_heads * longest))
+    step = max(1, min(TILE_QUERIES, TILE_SCORES // (num_heads * longest)))
     for a in range(0, len(positions), step):
         b = min(a + step, len(positions))
         low, high = _union(first[a:b], last[a:b])

@@ -140,11 +140,12 @@ def test_long_prompts_are_cut_into_tiles(scene, layout, monkeypatch):
 
     settings = {"layout": layout, "lengths": (100, 40), "scheduled": (90, 40), "first_blocks": (0, 0)}
     for query in ({"lse": True}, {"lse": True, "window": 10}, {"lse": True, "causal": False}):
-        monkeypatch.setattr(step, "TILE_SCORES", 4 * 100 * 7)
-        s = scene(query, **settings)
-        (out, lse), (want, want_lse) = s.run(), s.expected()
-        close(out, want, 2e-6)
-        close(lse, want_lse, 2e-6)
+        for scores in (4 * 100 * 7, step.TILE_SCORES):
+            monkeypatch.setattr(step, "TILE_SCORES", scores)
+            s = scene(query, **settings)
+            (out, lse), (want, want_lse) = s.run(), s.expected()
+            close(out, want, 2e-6)
+            close(lse, want_lse, 2e-6)
 
 
 def test_only_visible_blocks_are_gathered(scene, monkeypatch):
@@ -152,11 +153,12 @@ def test_only_visible_blocks_are_gathered(scene, monkeypatch):
 
     seen = []
     real = module.gather
-    monkeypatch.setattr(
-        module,
-        "gather",
-        lambda f, blocks, span, *a, **k: seen.append(len(blocks)) or real(f, blocks, span, *a, **k),
-    )
+
+    def spy(field, sequence, *args, **options):
+        seen.append(len(sequence.blocks))
+        return real(field, sequence, *args, **options)
+
+    monkeypatch.setattr(module, "gather", spy)
     scene({"window": 5}, lengths=(61, 30), scheduled=(1, 1), first_blocks=(0, 0)).run()
     # Position 60 sees 56 .. 60: block 7 alone. Position 29 sees 25 .. 29: block 3.
     assert seen == [1, 1, 1, 1]
