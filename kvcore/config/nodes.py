@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -10,7 +11,17 @@ from kvcore.config.schema import KVCoreConfig
 from kvcore.registry.registry import Registry, told
 
 
+_MADE: WeakKeyDictionary[Registry, DictConfig] = WeakKeyDictionary()
+
+
 def root_node(registry: Registry) -> DictConfig:
+    """The root node of a registry; made once, and never changed: Hydra's store copies it."""
+    if registry not in _MADE:
+        _MADE[registry] = _root_node(registry)
+    return _MADE[registry]
+
+
+def _root_node(registry: Registry) -> DictConfig:
     """The schema with ``backends.<name>`` and ``plugins.<name>`` for whatever is installed.
 
     A dataclass that OmegaConf cannot take as a node puts its backend out of service, with the reason.
@@ -31,6 +42,14 @@ def root_node(registry: Registry) -> DictConfig:
 
 def _node(config: type[Any]) -> DictConfig:
     node: DictConfig = OmegaConf.structured(config)
-    # A frozen dataclass makes its node read-only; the instance is frozen all the same.
-    OmegaConf.set_readonly(node, None)
+    _unlock(node)
     return node
+
+
+def _unlock(node: DictConfig) -> None:
+    """A frozen dataclass makes its node read-only; the instance made from it is frozen all the same."""
+    OmegaConf.set_readonly(node, None)
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none():
+            _unlock(child)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -39,7 +39,9 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 def _values(override: Override) -> list[str]:
     name = override.key_or_group
     try:
-        return [f"{name}={value}" for value in override.sweep_string_iterator()]
+        # One more than allowed: a range can be endless.
+        values = islice(override.sweep_string_iterator(), MOST_JOBS + 1)
+        return [f"{name}={value}" for value in values]
     except (HydraException, ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(
             f"this sweep has no list of values: {error}",

@@ -26,7 +26,7 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-@dataclass
+@dataclass(eq=False)  # two registries are never equal, and each has its own typed node
 class Registry:
     """What plugins bring. Make one with `kvcore.registry.loader`.
 

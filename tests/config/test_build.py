@@ -1,0 +1,206 @@
+"""From configuration to settings: the model's path and preset, devices, sizes and limits."""
+
+import json
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.config import devices
+from kvcore.config.build import build
+from kvcore.config.compose import compose
+from kvcore.config.schema import DeviceKeys
+from kvcore.config.units import parse_bytes
+from kvcore.engine.planning import default_cache_bytes, prepare_plan
+from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError, NotBuiltError
+from kvcore.registry.loader import installed
+
+GiB = 1 << 30
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+    "vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "float16",
+}  # fmt: skip
+
+
+def settings_of(*overrides, purpose="plan"):
+    return build(compose(overrides, installed()), installed(), purpose=purpose)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_the_default_preset_is_float32_on_a_cpu_and_the_checkpoints_type_elsewhere():
+    cpu = settings_of("device=cpu")
+    gpu = settings_of("device=h100-80gb")
+    assert (cpu.settings.facts.dtype, gpu.settings.facts.dtype) == ("float32", "bfloat16")
+    # 134,515,008 weights: embeddings 49152 x 576, 30 layers, final norm; output tied to the embeddings.
+    layer = 576 * (576 + 192 + 192 + 576) + 3 * 576 * 1536 + 2 * 576
+    weights = 49152 * 576 + 30 * layer + 576
+    assert cpu.settings.facts.weight_bytes == 4 * weights
+    assert gpu.settings.facts.weight_bytes == 2 * weights
+    assert (cpu.chat, cpu.model, cpu.settings.max_model_len) == (True, "smollm2-135m", 8192)
+
+
+def test_with_a_path_the_preset_no_longer_counts_but_keys_given_by_hand_do(model):
+    built = settings_of(f"model.path={model}", "device=cpu")
+    assert built.settings.facts.num_layers == 2
+    assert built.settings.facts.dtype == "float16"  # not the preset's float32 on a CPU
+    assert built.settings.facts.weight_bytes is None
+    assert (built.chat, built.model) == (False, "my-model")
+    built = settings_of(
+        f"model.path={model}/config.json", "model.weight_bytes=1MB", "chat=true", "device=cpu"
+    )
+    assert (built.settings.facts.weight_bytes, built.chat, built.model) == (10**6, True, "my-model")
+
+
+def test_paths_are_relative_to_the_callers_directory(model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    assert settings_of("model.path=my-model").settings.facts.num_layers == 2
+    assert settings_of("model.path=./my-model/config.json").settings.facts.num_layers == 2
+    with pytest.raises(ModelError) as caught:
+        settings_of("model.path=elsewhere")
+    assert caught.value.field == "model.path"
+
+
+def test_lengths_beyond_the_models_own_are_planned_with_a_note_and_not_run():
+    built = settings_of("engine.max_model_len=10000", "device=cpu")
+    assert built.settings.max_model_len == 10000
+    assert any("8192" in note for note in built.notes)
+    with pytest.raises(ConfigError) as caught:
+        settings_of("engine.max_model_len=10000", "device=cpu", purpose="run")
+    assert (caught.value.field, caught.value.got) == ("engine.max_model_len", 10000)
+
+
+def test_a_preset_device_can_be_planned_but_not_run():
+    facts = settings_of("device=l4-24gb").settings.device
+    assert (facts.kind, facts.capability, facts.present) == ("cuda", (8, 9), False)
+    amd = settings_of("device=mi300x-192gb").settings.device
+    assert (amd.kind, amd.arch, amd.capability) == ("rocm", "gfx942", None)
+    with pytest.raises(ConfigError) as caught:
+        settings_of("device=l4-24gb", purpose="run")
+    assert caught.value.field == "device"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "field"),
+    [
+        (("cache.block_size=0",), ConfigError, "cache.block_size"),
+        (("cache.block_size=-16",), ConfigError, "cache.block_size"),
+        (("cache.block_size=big",), ConfigError, "cache.block_size"),
+        (("cache.memory=0",), ConfigError, "cache.memory"),
+        (("cache.memory=lots",), ConfigError, "cache.memory"),
+        (("cache.memory=-1GiB",), ConfigError, "cache.memory"),
+        (("model.weight_bytes=0",), ConfigError, "model.weight_bytes"),
+        (("sampling.stop=['']",), ConfigError, "sampling.stop"),
+        (("model.path=''",), ConfigError, "model.path"),
+    ],
+)
+def test_bad_values_name_their_key(overrides, kind, field):
+    with pytest.raises(KVCoreError) as caught:
+        settings_of("device=cpu", *overrides)
+    assert type(caught.value) is kind
+    assert caught.value.field == field
+
+
+def test_what_run_refuses_is_refused_before_anything_is_fetched(monkeypatch, tmp_path):
+    monkeypatch.setenv("KVCORE_HOME", str(tmp_path))
+    for overrides, kind in (
+        (["cache.placement=packed"], NotBuiltError),
+        (["cache.memory=1MiB"], CapacityError),
+        (["backend=triton"], KVCoreError),
+        (["cache.dtype=int8"], KVCoreError),
+    ):
+        with pytest.raises(kind):
+            settings_of("device=cpu", *overrides, purpose="run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_size_of_the_cache_by_default():
+    cpu = settings_of("device=cpu").settings
+    assert default_cache_bytes(cpu, available_bytes=8 * GiB) == 2 * GiB
+    assert default_cache_bytes(cpu, available_bytes=64 * GiB) == 4 * GiB
+    gpu = settings_of("device=a100-80gb", "cache.utilization=0.5").settings
+    assert default_cache_bytes(gpu) == 40 * GiB - 2 * 134_515_008
+
+
+def test_a_device_that_the_weights_fill_is_a_typed_error(model):
+    with pytest.raises(CapacityError):
+        default_cache_bytes(settings_of("device=l4-24gb", "model.weight_bytes=24GiB").settings)
+    with pytest.raises(ConfigError) as caught:
+        default_cache_bytes(settings_of("device=l4-24gb", f"model.path={model}").settings)
+    assert caught.value.field == "model.weight_bytes"
+
+
+def test_a_plan_follows_from_settings_alone():
+    plan, selection = prepare_plan(
+        settings_of("device=cpu", "cache.num_blocks=513").settings, installed(), purpose="plan"
+    )
+    # 8192 tokens in blocks of 16 are 512 blocks, and one null block.
+    assert plan.fits
+    assert plan.as_dict()["bytes_per_token"] == 30 * 2 * 3 * 64 * 4
+    assert selection.classes[0].chosen.name == "torch"
+    smaller, _ = prepare_plan(
+        settings_of("device=cpu", "cache.num_blocks=512").settings, installed(), purpose="plan"
+    )
+    assert not smaller.fits
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([("KiB", 2**10), ("mib", 2**20), ("GiB", 2**30), ("GB", 10**9), ("", 1)]),
+)
+def test_sizes_are_exact(count, unit):
+    name, factor = unit
+    assert parse_bytes("k", f"{count}{name}") == count * factor
+
+
+def test_fractions_of_units_and_nonsense():
+    assert parse_bytes("k", "0.1GiB") == 107374182  # floor of 107,374,182.4
+    assert parse_bytes("k", "1.5 MiB") == 1572864
+    for text in ("", "GiB", "1XB", "1e9", "-1", "1..2GiB", "nan", "0x10"):
+        with pytest.raises(ConfigError):
+            parse_bytes("k", text)
+
+
+def test_the_driver_is_asked_only_where_torch_could_use_it(monkeypatch):
+    monkeypatch.setattr(devices, "_torch_build", lambda: None)
+    assert devices.device_facts(DeviceKeys(preset="auto")).kind == "cpu"
+    with pytest.raises(ConfigError):
+        devices.device_facts(DeviceKeys(preset="cuda"))
+    assert devices.device_facts(DeviceKeys(preset="cpu")).memory_bytes == psutil.virtual_memory().total
+
+
+def test_the_driver_tells_name_capability_and_memory(monkeypatch):
+    """A stand-in for libcuda with the signatures of its header, called through ctypes' own types."""
+
+    def put(kind_of, value):
+        kind_of._obj.value = value
+        return 0
+
+    driver = SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda out: put(out, 1),
+        cuDeviceGet=lambda out, index: put(out, 0),
+        cuDeviceGetName=lambda buffer, size, device: setattr(buffer, "value", b"NVIDIA L4") or 0,
+        cuDeviceTotalMem_v2=lambda out, device: put(out, 23 * GiB),
+        cuDeviceGetAttribute=lambda out, attribute, device: put(out, {75: 8, 76: 9}[attribute]),
+    )
+    monkeypatch.setattr(devices, "_torch_build", lambda: "cuda")
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: driver)
+    facts = devices.device_facts(DeviceKeys(preset="auto"))
+    assert (facts.kind, facts.name, facts.capability, facts.memory_bytes) == (
+        "cuda",
+        "NVIDIA L4",
+        (8, 9),
+        23 * GiB,
+    )
+    driver.cuInit = lambda flags: 100  # CUDA_ERROR_NO_DEVICE
+    assert devices.device_facts(DeviceKeys(preset="auto")).kind == "cpu"
