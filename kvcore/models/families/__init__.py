@@ -19,6 +19,12 @@ BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *encoder.ADAPTERS,
 )
 
+# Known, but no content describes what their caches hold; better no number than a wrong one.
+UNPLANNED = {
+    "deepseek_v4": "its compressed caches keep one entry for several tokens, which no content describes yet",
+    "deepseek_ref": "its compressed caches keep one entry for several tokens, which no content describes yet",
+}
+
 
 def adapters_by_type(adapters: Sequence[type[ModelAdapter]] = ()) -> dict[str, type[ModelAdapter]]:
     """Every known model type and its adapter; those of plugins may not take a name that is taken.
@@ -70,6 +76,14 @@ def model_facts(
     outer = config.get("model_type")
     # A multimodal model is known by its own type, or by that of its text part.
     name = next((t for t in (fields.model_type, outer) if isinstance(t, str) and t in table), None)
+    for kind in (fields.model_type, outer):
+        if name is None and kind in UNPLANNED:
+            raise ModelError(
+                f"{kind} cannot be planned: {UNPLANNED[kind]}",
+                field="model_type",
+                got=kind,
+                allowed=sorted(table),
+            )
     if name is None:
         raise ModelError(
             f"no adapter knows the model type {fields.model_type}",
