@@ -61,7 +61,8 @@ class Batch:
         query_start_loc_host, seq_lens_host, num_computed_host: the same on the host.
         groups: One `GroupBatch` for each KV group, by its index.
         num_tokens: T, tokens of the step without padding.
-        num_decodes: Sequences with exactly one scheduled token and a cached prefix; they come first.
+        num_decodes: Leading sequences with exactly one scheduled token and a cached prefix. Callers put
+            decodes first; a one-token piece of a prefill may still come later.
         max_query_len: Most tokens that one sequence has in this step.
         max_seq_len: Longest sequence after this step.
         padded_tokens: Tokens with padding (equal to `num_tokens` without graph capture).

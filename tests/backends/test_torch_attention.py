@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -173,3 +175,81 @@ def test_equal_input_gives_equal_bits(scene):
 def test_layouts_do_not_change_bits_much(scene):
     a, b = scene(layout="hnd").run()[0], scene(layout="kv_first").run()[0]
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_one_sequence_at_a_time(scene, monkeypatch):
+    """When the next sequence's keys are gathered, those of the one before are gone."""
+    import weakref
+
+    import kvcore_torch.backend as module
+
+    real, alive = module.gather, []
+
+    def spy(field, sequence, *args, **options):
+        held = {owner for owner, ref in alive if ref() is not None}
+        assert held <= {id(sequence)}
+        found = real(field, sequence, *args, **options)
+        alive.append((id(sequence), weakref.ref(found)))
+        return found
+
+    monkeypatch.setattr(module, "gather", spy)
+    for layout in ("hnd", "kv_first"):
+        scene(layout=layout, **PHASES["mixed"]).run()
+    assert len(alive) == 12
+
+
+def draw_scene(data, scene):
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    scheduled = [data.draw(st.integers(1, n)) for n in lengths]
+    heads = data.draw(st.sampled_from([1, 2, 3]))
+    maybe = st.one_of(st.none(), st.integers(1, 30))
+    query = {
+        "num_kv_heads": heads,
+        "num_heads": heads * data.draw(st.sampled_from([1, 2, 5])),
+        "causal": data.draw(st.booleans()),
+        "window": data.draw(maybe),
+        "chunk": data.draw(maybe),
+        "softcap": data.draw(st.sampled_from([None, 0.5, 3.0])),
+        "scale": data.draw(st.sampled_from([None, 1.0])),
+        "alibi": data.draw(st.booleans()),
+        "sinks": data.draw(st.booleans()),
+        "lse": data.draw(st.booleans()),
+    }
+    block, kernel = data.draw(st.sampled_from([(8, None), (8, 2), (4, 4), (12, 6), (16, 8)]))
+    return scene(
+        query,
+        layout=data.draw(st.sampled_from(["hnd", "kv_first"])),
+        block_size=block,
+        kernel=kernel,
+        lengths=tuple(lengths),
+        scheduled=tuple(scheduled),
+        first_blocks=(0,) * len(lengths),
+        seed=data.draw(st.integers(0, 2**16)),
+    )
+
+
+def check_random(scene, data):
+    s = draw_scene(data, scene)
+    (out, lse), (want, want_lse) = s.run(), s.expected()
+    close(out, want, 4e-6)
+    if lse is not None:
+        close(lse, want_lse, 4e-6)
+
+
+# The fixture only makes scenes: nothing lives from one example to the next.
+random_scenes = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@random_scenes
+@given(data=st.data())
+def test_random_scenes(scene, data):
+    check_random(scene, data)
+
+
+@pytest.mark.long
+@settings(random_scenes, max_examples=1500)
+@given(data=st.data())
+def test_many_random_scenes(scene, data):
+    check_random(scene, data)
