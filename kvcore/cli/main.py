@@ -137,7 +137,11 @@ def _jobs(command: Command, flags: Flags) -> Result:
 
 def _wants_json(words: Sequence[str]) -> bool:
     """Known before anything is parsed, so that a parse error is printed in the form asked for."""
-    asked = [w.partition("=")[2].strip("'\"") for w in words if w.startswith("output=")]
+    asked, text = [], False
+    for word in words:
+        if word.startswith("output=") and not text:
+            asked.append(word.partition("=")[2].strip("'\""))
+        text = word == "--prompt"  # the next word is a prompt, whatever it looks like
     return bool(asked) and asked[-1] == "json"
 
 
