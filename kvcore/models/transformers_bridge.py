@@ -238,7 +238,8 @@ class TransformersModel:
             text = " ".join(str(error).split())
             raise UnsupportedModelError(
                 f"{self.facts.model_type} does not run with its attention taken over: {text[:200]}",
-                field="model_type", got=self.facts.model_type, allowed="models that run without mask and cache",
+                field="model_type", got=self.facts.model_type,
+                allowed="models that run without mask and cache",
             ) from error  # fmt: skip
 
 

@@ -128,13 +128,13 @@ def test_any_value_gives_facts_or_a_typed_error(field, value):
     try:
         facts = model_facts({**GOOD, field: value})
     except KVCoreError as error:
-        assert error.message
+        assert error.message  # noqa: PT017
     else:
         assert len(facts.caches) == facts.num_layers
 
 
 @given(
-    kind=st.sampled_from(["gemma3_text", "llama4_text", "jamba", "zamba2", "mpt", "kimi_linear", "gemma4_text"]),
+    kind=st.sampled_from(["gemma3_text", "llama4_text", "jamba", "zamba2", "mpt", "kimi_linear"]),
     field=st.sampled_from(
         ["layer_types", "layers_block_type", "no_rope_layers", "hybrid_layer_ids", "attn_config",
          "linear_attn_config", "per_layer_config", "sliding_window", "attention_chunk_size", "head_dim"]
@@ -146,4 +146,4 @@ def test_any_value_of_special_fields_gives_facts_or_a_typed_error(kind, field, v
     try:
         model_facts({**GOOD, **mla, "sliding_window": 8, "model_type": kind, field: value})
     except KVCoreError as error:
-        assert error.message
+        assert error.message  # noqa: PT017

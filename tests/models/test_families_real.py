@@ -131,7 +131,8 @@ def test_nemotron_layers_without_caches():
 def test_whisper_owns_two_caches_a_layer():
     config = {
         "model_type": "whisper", "d_model": 384, "decoder_layers": 4, "decoder_attention_heads": 6,
-        "encoder_layers": 4, "num_hidden_layers": 4, "max_source_positions": 1500, "max_target_positions": 448,
+        "encoder_layers": 4,
+        "num_hidden_layers": 4, "max_source_positions": 1500, "max_target_positions": 448,
         "vocab_size": 51865, "is_encoder_decoder": True,
     }  # fmt: skip
     found = facts(config)
@@ -195,7 +196,7 @@ def test_all_real_configs_are_read_or_refused_on_purpose():
         try:
             found = facts(read_config(file))
         except ModelError as error:
-            assert "cannot be planned" in error.message
+            assert "cannot be planned" in error.message  # noqa: PT017
             unplanned.append(file.name)
         else:
             assert found.caches

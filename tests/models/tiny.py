@@ -4,7 +4,7 @@ Weights are scaled up so that attention matters: with transformers' own initiali
 barely notice that attention is gone. `tests/models/test_bridge_sensitivity.py` asserts that they do.
 """
 
-# ruff: noqa: C408
+# ruff: noqa: C408, E501
 from __future__ import annotations
 
 import json

@@ -1,0 +1,117 @@
+"""Text to tokens and back on a small tokenizer made here; streaming never shows half a character."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcore.errors import ConfigError, ModelError
+from kvcore.models.tokenizer import BROKEN, Tokenizer, eos_token_ids
+
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """One token a byte, and three special ones: every text, and every broken text, can be produced."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>", "<pad>")])
+    path = tmp_path_factory.mktemp("tokenizer")
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    wrapped.chat_template = TEMPLATE
+    wrapped.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 257}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder):
+    return Tokenizer.load(folder)
+
+
+def test_plain_and_chat(tokenizer):
+    plain = tokenizer.encode("hi\n", chat=False)
+    assert len(plain) == 3
+    assert tokenizer.decode(plain) == "hi\n"
+    chat = tokenizer.encode("hi", chat=True)
+    assert chat[0] == 256  # <s>, once
+    assert chat.count(256) == 2
+    assert tokenizer.decode(chat) == "user\nhi\nassistant\n"
+
+
+def test_chat_equals_the_tokenizers_own_template(folder, tokenizer):
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        [{"role": "user", "content": "Was gibt's? äöü €"}], add_generation_prompt=True, return_dict=False
+    )
+    assert tokenizer.encode("Was gibt's? äöü €", chat=True) == own
+
+
+def test_chat_without_a_template(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer._tokenizer, "chat_template", None)
+    with pytest.raises(ConfigError) as raised:
+        tokenizer.encode("hi", chat=True)
+    assert (raised.value.field, raised.value.remedy) == ("chat", "set chat=false")
+
+
+@given(st.text(max_size=20))
+def test_round_trip_of_any_text(tokenizer, text):
+    text = text.replace("<s>", "").replace("</s>", "").replace("<pad>", "")
+    assert tokenizer.decode(tokenizer.encode(text, chat=False)) == text
+
+
+def stream(tokenizer, ids):
+    detokenizer = tokenizer.detokenizer()
+    return [detokenizer.push(i) for i in ids], detokenizer.finish()
+
+
+@given(st.text(max_size=12))
+def test_streaming_shows_whole_characters(tokenizer, text):
+    pieces, rest = stream(tokenizer, tokenizer.encode(text, chat=False))
+    assert "".join(pieces) + rest == tokenizer.decode(tokenizer.encode(text, chat=False))
+    if BROKEN not in text:
+        assert all(BROKEN not in piece for piece in pieces)
+        assert rest == ""
+
+
+@given(st.lists(st.integers(0, 258), max_size=24))
+def test_streaming_of_any_tokens_adds_up(tokenizer, ids):
+    pieces, rest = stream(tokenizer, ids)
+    assert "".join(pieces) + rest == tokenizer.decode(ids)
+
+
+def test_a_character_waits_for_its_last_byte(tokenizer):
+    ids = tokenizer.encode("a€", chat=False)
+    assert stream(tokenizer, ids) == (["a", "", "", "€"], "")
+    assert stream(tokenizer, ids[:-1]) == (["a", "", ""], BROKEN)
+
+
+def test_eos_ids_prefer_the_generation_config(folder, tmp_path):
+    assert eos_token_ids(folder) == (257,)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
+    file = tmp_path / "generation_config.json"
+    for content, want in (({"eos_token_id": [5, 6]}, (5, 6)), ({"eos_token_id": 7}, (7,)), ({}, (1,))):
+        file.write_text(json.dumps(content))
+        assert eos_token_ids(tmp_path) == want
+    file.write_text("{")
+    with pytest.raises(ModelError, match="damaged"):
+        eos_token_ids(tmp_path)
+
+
+def test_missing_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ModelError, match="tokenizer"):
+        Tokenizer.load(tmp_path)
