@@ -17,8 +17,8 @@ from kvcore.engine.planning import check_run
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
 from kvcore.models.config_json import read_config
-from kvcore.models.facts import CacheChoice, ModelFacts
-from kvcore.models.families import model_facts
+from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
+from kvcore.models.families import adapters_by_type, model_facts
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose
 from kvcore.spec.dtypes import nbytes
@@ -74,7 +74,7 @@ def build(
     geometry = dict(model.geometry) if model.path is None else read_config(model.path)
     cache = _cache(config.cache)
     facts = model_facts(
-        geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=tuple(registry.model_adapters)
+        geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry)
     )
     facts = replace(facts, weight_bytes=_weight_bytes(model, facts))
     length, notes = _max_model_len(config, facts, purpose)
@@ -94,6 +94,19 @@ def build(
     for note in notes:
         log.warning("%s", note)
     return Built(settings, _sampling(config), _chat(config.chat, model), _name(model), (*facts.notes, *notes))
+
+
+def _adapters(registry: Registry) -> tuple[type[ModelAdapter], ...]:
+    """The plugins' model adapters; one that claims a model type that is taken is left out, with a warning."""
+    taken, kept = set(adapters_by_type()), []
+    for adapter in list(registry.model_adapters):
+        clash = taken.intersection(adapter.model_types)
+        if clash:
+            registry.refuse_adapter(adapter, f"model type {', '.join(sorted(clash))} has an adapter already")
+        else:
+            taken.update(adapter.model_types)
+            kept.append(adapter)
+    return tuple(kept)
 
 
 def _model(composed: Composed) -> ModelKeys:

@@ -178,6 +178,7 @@ def _take_adapter(value: Any, record: PluginRecord, registry: Registry, found: _
         record.fail(f"model adapter {value!r} lacks model_types or facts")
         return
     registry.model_adapters.append(value)
+    registry.adapter_origins[value] = record
     record.provides += [f"model {kind}" for kind in kinds]
 
 

@@ -33,12 +33,14 @@ class Registry:
     Attributes:
         manager: pluggy's manager with every plugin that loaded.
         plugins: A record of every plugin found, broken ones included; keyed by entry point.
-        backends: Declarations by name, highest priority first only after selection.
+        backends: Declarations by name.
         refused: Backends that were declared but cannot be used, by name, with the reason.
         origins: The plugin of each backend, by backend name.
         contents, retentions, eviction_policies: Classes by the name they are chosen with.
         model_adapters: Subclasses of `ModelAdapter`.
+        adapter_origins: The plugin of each of them.
         options: Dataclasses of plugins' own options, by node name under ``plugins``.
+        option_owners: The plugin of each node of options.
     """
 
     manager: pluggy.PluginManager = field(default_factory=new_manager)
@@ -50,6 +52,7 @@ class Registry:
     retentions: dict[str, type[Retention]] = field(default_factory=dict)
     eviction_policies: dict[str, type[Any]] = field(default_factory=dict)
     model_adapters: list[type[Any]] = field(default_factory=list)
+    adapter_origins: dict[type[Any], PluginRecord] = field(default_factory=dict)
     options: dict[str, type[Any]] = field(default_factory=dict)
     option_owners: dict[str, Any] = field(default_factory=dict)
 
@@ -96,6 +99,14 @@ class Registry:
         for record in self.plugins:
             if option_node(record.name) == node:
                 record.fail(reason)
+
+    def refuse_adapter(self, adapter: type[Any], reason: str) -> None:
+        """Take a model adapter out of service, mark its plugin as broken, and say so once."""
+        self.model_adapters.remove(adapter)
+        record = self.adapter_origins[adapter]
+        record.fail(reason)
+        log.warning("model adapter %s of plugin %s (%s) is left out: %s", adapter.__name__, record.name,
+                    record.origin, reason)  # fmt: skip
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Hand each plugin its own options; see the hook `kvcore_configure`.

@@ -1,7 +1,7 @@
 """From configuration to settings: the model's path and preset, devices, sizes and limits."""
 
 import json
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +15,9 @@ from kvcore.config.schema import DeviceKeys
 from kvcore.config.units import parse_bytes
 from kvcore.engine.planning import default_cache_bytes, prepare_plan
 from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError, NotBuiltError
-from kvcore.registry.loader import installed
+from kvcore.registry.hookspecs import hookimpl
+from kvcore.registry.loader import installed, load
+from kvcore.registry.records import PluginSource
 
 GiB = 1 << 30
 CONFIG = {
