@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,11 +14,9 @@ from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, IntegrityError
+from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
-
-if TYPE_CHECKING:
-    from kvcore.models.tokenizer import Tokenizer
 
 OnProgress = Callable[[int, int, int], None]
 
@@ -81,7 +79,7 @@ class LLM:
         self.core = EngineCore(
             settings,
             registry,
-            eos_token_ids=settings.facts.eos_token_ids,
+            eos_token_ids=eos_token_ids(settings.model_path),
             progress=progress,
             logits_sink=self._keep_logits,
         )
@@ -89,8 +87,6 @@ class LLM:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; loaded when text is first needed, since scoring needs none."""
-        from kvcore.models.tokenizer import Tokenizer
-
         return Tokenizer.load(self._path)
 
     @property
