@@ -1,8 +1,8 @@
 """The conformance kit: proves any attention backend, ours or a stranger's. Imports no torch until used.
 
-    from kvcore.testing import run
-    results = run("torch")                      # or run(MySpec, level="full")
-    failed = [r for r in results if r.outcome == "failed"]
+from kvcore.testing import run
+results = run("torch")                      # or run(MySpec, level="full")
+failed = [r for r in results if r.outcome == "failed"]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcore.testing.cases import Base, Case, Seq
-    from kvcore.testing.catalogue import cases
+    from kvcore.testing.catalogue import all_cases
     from kvcore.testing.conformance import BackendConformance
     from kvcore.testing.outcome import CellResult
     from kvcore.testing.report import conform
@@ -24,11 +24,11 @@ _HOMES = {
     "Case": "kvcore.testing.cases",
     "CellResult": "kvcore.testing.outcome",
     "Seq": "kvcore.testing.cases",
-    "cases": "kvcore.testing.catalogue",
+    "all_cases": "kvcore.testing.catalogue",
     "conform": "kvcore.testing.report",
     "run": "kvcore.testing.runner",
 }
-__all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "cases", "conform", "run"]
+__all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "all_cases", "conform", "run"]
 
 
 def __getattr__(name: str) -> Any:

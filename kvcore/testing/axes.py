@@ -51,6 +51,8 @@ def sweeps(base: Base) -> dict[str, Sweep]:
     several = ("prefill", "chunked", "mixed")
     gqa: Sweep = {str(g): ({"gqa": g}, PHASES) for g in (1, 3, 4, 8)}
     gqa["all"] = ({"num_kv_heads": 1, "gqa": 8}, PHASES)
+    chunks: Sweep = {name: ({"chunk": n}, longer) for name, n in (("P", p), ("P+3", p + 3), ("2P", 2 * p))}
+    chunks["P+3.tail"] = ({"chunk": p + 3, "own_retention": True}, longer)
     dims = [n for n in (32, 64, 80, 96, 128, 192, 256) if n != d]
     return {
         "gqa": gqa,
@@ -63,10 +65,7 @@ def sweeps(base: Base) -> dict[str, Sweep]:
             str(n): ({"block_size": n}, ("mixed", "decode")) for n in (4, 16, 32, 64) if n != p
         },
         "kernel_ratio": {str(r): ({"kernel_ratio": r}, ("decode", "mixed", "prefix_hit")) for r in (2, 4)},
-        "chunk": {
-            name: ({"chunk": n}, longer) for name, n in (("P", p), ("P+3", p + 3), ("2P", 2 * p))
-        }
-        | {"P+3.tail": ({"chunk": p + 3, "own_retention": True}, longer)},
+        "chunk": chunks,
         "mask": {
             "bidirectional": ({"causal": False}, several),
             "bidirectional+window": ({"causal": False, "window": 4}, several),

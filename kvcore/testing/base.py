@@ -54,7 +54,7 @@ def _missing(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> str |
 
 
 def find_base(place: Place) -> Base:
-    """The first dtype, head dimension and block size that the backend takes; the default where it takes none."""
+    """The first dtype, head dimension and block size that the backend takes, else the default."""
     for dtype, dim in product(DTYPES, HEAD_DIMS):
         case = Case("base", "L0", "base", dtype=dtype, head_dim=dim)
         if place.spec.unsupported(case.query(), place.options) is not None:

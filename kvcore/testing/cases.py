@@ -134,7 +134,7 @@ class Case:
 
     @property
     def stored_dtype(self) -> str:
-        """dtype of the cache."""
+        """Dtype of the cache."""
         return self.cache_dtype or self.dtype
 
     @property
@@ -248,6 +248,10 @@ class Case:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name in ("id", "level", "check") or value != f.default:
-                shown = "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")" if f.name == "seqs" else repr(value)
+                shown = (
+                    "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")"
+                    if f.name == "seqs"
+                    else repr(value)
+                )
                 parts.append(f"    {f.name}={shown},")
         return "Case(\n" + "\n".join(parts) + "\n)"

@@ -18,7 +18,7 @@ from kvcore.testing.catalogue_write import level_0, level_1
 from kvcore.testing.make import Maker
 
 
-def cases(level: str = "quick", base: Base | None = None, levels: Sequence[str] = LEVELS) -> list[Case]:
+def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[str] = LEVELS) -> list[Case]:
     """All cases.
 
     Args:

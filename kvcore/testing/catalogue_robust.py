@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kvcore.testing import axes as ax
 from kvcore.testing.cases import Case, Seq
@@ -13,7 +14,7 @@ def level_3(m: Maker) -> Iterator[Case]:
     """Poison, placement, strides, empty requests, offsets, several groups, several steps."""
     p = m.base.block_size
     window = {"window": p + 1, "window_name": "P+1"}
-    masks = {
+    masks: dict[str, dict[str, Any]] = {
         "causal": {},
         "window": window,
         "window.tail": window | {"own_retention": True},
@@ -43,7 +44,9 @@ def level_3(m: Maker) -> Iterator[Case]:
                      kernel_ratio=2)  # fmt: skip
     yield m.case("L3", "padded", "empty_rows", "decode")
     yield m.case("L3", "padded", "empty_rows.sinks", "decode", sinks=True)
-    yield m.case("L3", "attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p)))
+    yield m.case(
+        "L3", "attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p))
+    )
     yield m.case("L3", "attend", "one_token", "single", seqs=(Seq(0, 1),))
     yield m.case("L3", "attend", "many_rows", "many", tier="full",
                  seqs=tuple(Seq(1 + 3 * i % (3 * p), 1) for i in range(40)))  # fmt: skip
@@ -68,7 +71,7 @@ def level_3(m: Maker) -> Iterator[Case]:
 def level_4(m: Maker) -> Iterator[Case]:
     """The log-sum-exp, what it includes, merges by it, and capture."""
     p = m.base.block_size
-    features = {
+    features: dict[str, dict[str, Any]] = {
         "base": {},
         "sinks": {"sinks": True},
         "softcap": {"softcap": 1.5},
@@ -90,7 +93,8 @@ def level_4(m: Maker) -> Iterator[Case]:
         yield m.case("L4", "attend", f"lse.{name}", "mixed", lse=True, k_scale=0.3, **changes)
     yield m.case("L4", "padded", "lse.empty_rows", "decode", lse=True)
     yield m.case("L4", "padded", "lse.empty_rows.sinks", "decode", lse=True, sinks=True)
-    for name, changes in (("base", {}), ("softcap", {"softcap": 1.5}), ("gqa", {"gqa": 4})):
+    parts: dict[str, dict[str, Any]] = {"base": {}, "softcap": {"softcap": 1.5}, "gqa": {"gqa": 4}}
+    for name, changes in parts.items():
         yield m.case("L4", "merge", f"split.{name}", "split", lse=True,
                      seqs=(Seq(p + 2, 1), Seq(2 * p - 1, 1)), **changes)  # fmt: skip
     yield m.case("L4", "capture", "graph", "decode")

@@ -12,7 +12,7 @@ from kvcore.testing.checks import CHECKS
 from kvcore.testing.context import Context, Instance
 from kvcore.testing.outcome import CellResult, CheckFailure, Outcome, Refused
 from kvcore.testing.planning import Place
-from kvcore.testing.runner import raised, seen_to_refuse, timed
+from kvcore.testing.refusal import raised, seen_to_refuse, timed
 
 
 class Cell:
@@ -92,7 +92,9 @@ class Cell:
         if refused.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
-                seen_to_refuse(self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
+                seen_to_refuse(
+                    self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else [])
+                )
         return self._result(case, "unsupported", str(refused))
 
     def _result(

@@ -80,7 +80,7 @@ def attend_once(
     lse.fill_(torch.nan)
     wants, kept = layer.query.lse, q.clone()
     facts = _facts(out)
-    answer: object = context.backend.attend(  # type: ignore[func-returns-value]
+    answer: object = context.backend.attend(
         layer.layer, {"q": q}, fresh, scene.views[layer.layer.cache_id], metadata, out, lse if wants else None
     )
     if answer is not None:

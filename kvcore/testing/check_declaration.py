@@ -64,19 +64,26 @@ def check_no_torch(context: Context) -> Measure:
     """The module of the declaration, imported in a fresh process, loads no torch and no kernel library."""
     spec = context.place.spec
     module = sys.modules.get(spec.__module__)
-    if spec.__module__ == "__main__" or "<locals>" in spec.__qualname__ or not getattr(module, "__file__", None):
+    if (
+        spec.__module__ == "__main__"
+        or "<locals>" in spec.__qualname__
+        or not getattr(module, "__file__", None)
+    ):
         return Measure()  # made inside a function or a script: there is no module of its own to import
     code = (
-        "import sys; sys.path[:] = {path!r}; import importlib; importlib.import_module({name!r}); "
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"import importlib; importlib.import_module({spec.__module__!r}); "
         "print(*[m for m in ('torch', 'triton', 'flash_attn', 'flashinfer') if m in sys.modules])"
-    ).format(path=sys.path, name=spec.__module__)
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         if "ModuleNotFoundError" in done.stderr and spec.__module__ in done.stderr:
             return Measure()  # loaded from a file under a name that no other process can import
         raise CheckFailure(f"importing {spec.__module__} alone fails: {done.stderr.strip().splitlines()[-1]}")
     if done.stdout.strip():
-        raise CheckFailure(f"importing {spec.__module__} loads {done.stdout.strip()}; the declaration must not")
+        raise CheckFailure(
+            f"importing {spec.__module__} loads {done.stdout.strip()}; the declaration must not"
+        )
     return Measure()
 
 
@@ -84,7 +91,9 @@ def check_devices(context: Context) -> Measure:
     """Every device gets an answer, present or not, and an unknown kind is refused."""
     spec, options = context.place.spec, context.place.options
     for facts in DEVICES:
-        well_formed(spec.unsupported_device(facts, options), f"unsupported_device({facts.name or facts.kind})")
+        well_formed(
+            spec.unsupported_device(facts, options), f"unsupported_device({facts.name or facts.kind})"
+        )
     if spec.unsupported_device(DeviceFacts("abacus", present=False), options) is None:
         raise CheckFailure("a device of unknown kind is accepted; what is not known is unsupported")
     return Measure()
@@ -178,7 +187,9 @@ def check_page_bytes(context: Context) -> Measure:
                 try:
                     sized = layout.at(size)
                 except KVCoreError as error:
-                    raise CheckFailure(f"layout {layout.name} declares blocks of {size}, but: {error}") from error
+                    raise CheckFailure(
+                        f"layout {layout.name} declares blocks of {size}, but: {error}"
+                    ) from error
                 if sized.payload_bytes != content.bytes_per_token * size:
                     raise CheckFailure(
                         f"layout {layout.name} at {size} tokens: fields take {sized.payload_bytes} bytes, "
@@ -190,7 +201,9 @@ def check_page_bytes(context: Context) -> Measure:
                 ):
                     raise CheckFailure(f"layout {layout.name}: offsets are not where its fields end")
                 if sized.kernel_page_bytes % layout.alignment:
-                    raise CheckFailure(f"layout {layout.name} does not keep its alignment of {layout.alignment}")
+                    raise CheckFailure(
+                        f"layout {layout.name} does not keep its alignment of {layout.alignment}"
+                    )
     return Measure()
 
 
@@ -233,14 +246,16 @@ def check_core_profile(context: Context) -> Measure:
     if refused is None and list(spec.layouts(cache, facts, options)):
         return Measure()
     for dtype in ("bfloat16", "float16", "float32"):
-        latent = replace(query, content="latent", dtype=dtype, cache_dtype=dtype, num_heads=16, num_kv_heads=1,
-                         head_dim=576, head_dim_v=512)  # fmt: skip
+        latent = replace(
+            query, content="latent", dtype=dtype, cache_dtype=dtype, num_heads=16, num_kv_heads=1,
+            head_dim=576, head_dim_v=512,
+        )  # fmt: skip
         spec_of = KVCacheSpec(Latent(512, 64, dtype), Full())
         if spec.unsupported(latent, options) is None and list(spec.layouts(spec_of, facts, options)):
             return Measure()
     raise CheckFailure(
-        f"no core profile is held: causal attention over KV heads is refused by {refused or 'having no layout'}, "
-        "and so are latents"
+        "no core profile is held: causal attention over KV heads is refused by "
+        f"{refused or 'having no layout'}, and so are latents"
     )
 
 
@@ -276,6 +291,6 @@ def _offered(context: Context) -> Iterator[tuple[Content, list[LayoutOption]]]:
 
 
 def _sizes(option: LayoutOption) -> list[int]:
-    sizes = [n for n in (1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 4096)]
+    sizes = [1, 2, 4, 8, 16, 24, 32, 64, 128, 256, 512, 1024, 4096]
     sizes += list(option.kernel_blocks.sizes)
     return sorted({n for n in sizes if option.kernel_blocks.fit(n) == n})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import torch
 
@@ -28,11 +27,15 @@ def check_merge(context: Context) -> Measure:
     out, lse = result.out.double().cpu().numpy(), result.lse.double().cpu().numpy()
     merged_out, merged_lse = merge([(out[i], lse[i]) for i in range(len(out))])
     keys, values = np.concatenate(layer.k), np.concatenate(layer.v)
-    whole = attention(layer.rules(), layer.q[:1].double().cpu().numpy(), [keys], [values], [len(keys) - 1], [1])
+    whole = attention(
+        layer.rules(), layer.q[:1].double().cpu().numpy(), [keys], [values], [len(keys) - 1], [1]
+    )
     q = layer.query
     # Each part may be off by its own tolerance, and its weight by the error of its log-sum-exp.
     slack = lse_tolerance(whole, q.dtype, q.head_dim, len(keys))
-    allowed = output_tolerance(whole, q.dtype, q.head_dim, len(keys)) + 2 * slack[..., None] * whole.weight_THV
+    allowed = (
+        output_tolerance(whole, q.dtype, q.head_dim, len(keys)) + 2 * slack[..., None] * whole.weight_THV
+    )
     error = np.abs(merged_out - whole.out_THV[0])
     ratio = error / allowed[0]
     at = np.unravel_index(int(np.nanargmax(ratio)), ratio.shape)
@@ -68,12 +71,14 @@ def check_capture(context: Context) -> Measure:
         context.backend.attend(layer.layer, {"q": q}, fresh, cache, metadata[0], out)
     q.copy_(layer.q.flip(0))
     out.fill_(torch.nan)
-    graph.replay()  # type: ignore[no-untyped-call]
+    graph.replay()
     torch.cuda.synchronize()
     layer.q = q
     measure, text = compare(layer, Result(out, None), scene.answer(layer))
     if text:
-        raise CheckFailure(f"replayed with other queries: {text}", error=measure.error, tolerance=measure.tolerance)
+        raise CheckFailure(
+            f"replayed with other queries: {text}", error=measure.error, tolerance=measure.tolerance
+        )
     return measure
 
 
@@ -112,5 +117,3 @@ def check_batch_invariant(context: Context) -> Measure:
             if not torch.equal(got.out, result.out[rows]):
                 raise CheckFailure(f"declared batch-invariant, but sequence {row} alone gives other bits")
     return measure
-
-

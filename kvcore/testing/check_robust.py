@@ -132,9 +132,19 @@ def _pad_group(group: GroupBatch, extra: int) -> GroupBatch:
         for x in (group.block_table_host, group.counts_host, group.first_block_host, group.kv_lens_host)
     )
     device = group.counts.device
-    slots = torch.cat([group.slot_mapping_T, torch.full((len(zeros),), -1, dtype=torch.int64, device=device)])
-    tensors = [torch.from_numpy(x).to(device) for x in (table, counts, first, lens)]
-    return GroupBatch(group.kernel_block_size, *tensors, slots, table, counts, first, lens)
+    slots = torch.full((len(zeros),), -1, dtype=torch.int64, device=device)
+    return GroupBatch(
+        kernel_block_size=group.kernel_block_size,
+        block_table_SN=torch.from_numpy(table).to(device),
+        counts=torch.from_numpy(counts).to(device),
+        first_block=torch.from_numpy(first).to(device),
+        kv_lens=torch.from_numpy(lens).to(device),
+        slot_mapping_T=torch.cat([group.slot_mapping_T, slots]),
+        block_table_host=table,
+        counts_host=counts,
+        first_block_host=first,
+        kv_lens_host=lens,
+    )
 
 
 def check_offsets(context: Context) -> Measure:

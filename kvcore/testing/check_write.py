@@ -9,8 +9,8 @@ from kvcore.attention.batch import Batch
 from kvcore.testing import quant_oracle
 from kvcore.testing.context import Context
 from kvcore.testing.guard import Guard
-from kvcore.testing.outcome import CheckFailure, Measure
 from kvcore.testing.oracle import Array
+from kvcore.testing.outcome import CheckFailure, Measure
 from kvcore.testing.scene import Scene, SceneLayer
 
 Tensors = dict[str, torch.Tensor]
@@ -64,7 +64,9 @@ def _read_back(
             layer.content, name, values[name][rows], found, layer.scale(name)
         )
         if problem:
-            raise CheckFailure(f"{layer.layer.cache_id}: {problem}{_where(scene, layer, name, values, slots)}")
+            raise CheckFailure(
+                f"{layer.layer.cache_id}: {problem}{_where(scene, layer, name, values, slots)}"
+            )
 
 
 def _where(scene: Scene, layer: SceneLayer, name: str, values: dict[str, Array], slots: list[int]) -> str:

@@ -18,8 +18,8 @@ from kvcore.spec.layout import LayoutField
 
 Addresses = npt.NDArray[np.int64]
 _WIDTH = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "uint8": 1,
-    "int32": 4, "int64": 8,
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
+    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
 }  # fmt: skip
 
 
@@ -37,7 +37,9 @@ def field_bytes(field: LayoutField, kernel_block_size: int) -> int:
     return int(np.prod(field_sizes(field, kernel_block_size))) * _WIDTH[field.dtype]
 
 
-def field_starts(fields: Sequence[LayoutField], kernel_block_size: int, alignment: int) -> tuple[list[int], int]:
+def field_starts(
+    fields: Sequence[LayoutField], kernel_block_size: int, alignment: int
+) -> tuple[list[int], int]:
     """Where each field starts in a block-first kernel page, and the page's bytes."""
     starts, end = [], 0
     for field in fields:
@@ -122,7 +124,9 @@ class PagedBytes:
 
     def write(self, cache: CacheId, name: str, slots: Sequence[int], values: torch.Tensor) -> None:
         """Store `values` [slots, *logical axes], in the field's own dtype."""
-        self.memory[self.where(cache, name, slots)] = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+        self.memory[self.where(cache, name, slots)] = (
+            values.contiguous().view(torch.uint8).numpy().reshape(-1)
+        )
 
     def read(self, cache: CacheId, name: str, slots: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """The elements of some slots, with the dtype and trailing shape of `like`."""

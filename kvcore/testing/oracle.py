@@ -97,7 +97,9 @@ def attention(
             if len(seen):
                 for h in range(heads):
                     kv_head = h // (heads // k.shape[1])
-                    _one_head(rules, answer, row, h, i, seen, q_THD[row, h], k[seen, kv_head], v[seen, kv_head])
+                    _one_head(
+                        rules, answer, row, h, i, seen, q_THD[row, h], k[seen, kv_head], v[seen, kv_head]
+                    )
             row += 1
     return answer
 

@@ -1,9 +1,9 @@
 """Reference encode and decode of cached values: plain dtypes, int8 and fp8, independent of any backend.
 
-    int8, token_head   scale = amax / 127 over one token and head, float32, a field of the page; a token of
-                       zeros has scale 0 and codes 0; codes are value / scale, half to even, -127 .. 127
-    fp8, tensor/head   code = the nearest e4m3 value of value / scale, ties to the even code, clamped to
-                       the largest finite value (448); the scale is the layer's constant
+int8, token_head   scale = amax / 127 over one token and head, float32, a field of the page; a token of
+                   zeros has scale 0 and codes 0; codes are value / scale, half to even, -127 .. 127
+fp8, tensor/head   code = the nearest e4m3 value of value / scale, ties to the even code, clamped to
+                   the largest finite value (448); the scale is the layer's constant
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def encode(content: KVHeads, name: str, values_nKD: Array, scale: Array | None) 
     wide = values_nKD / _constant(scale)
     if content.dtype == "int8":
         return {name: torch.from_numpy(np.clip(np.rint(wide), -127, 127).astype(np.int8))}
-    codes = _nearest_fp8(content.dtype, wide)
-    return {name: torch.from_numpy(codes).view(torch_dtype(content.dtype))}
+    return {name: torch.from_numpy(_nearest_fp8(content.dtype, wide)).view(torch_dtype(content.dtype))}
 
 
 def decode(content: KVHeads, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None) -> Array:

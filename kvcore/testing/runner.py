@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from kvcore.attention.query import AttentionQuery
 from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnsupportedError, ConfigError, KVCoreError
-from kvcore.registry.choice import BackendChoice
+from kvcore.errors import ConfigError
 from kvcore.registry.loader import installed
-from kvcore.registry.registry import Registry, told
-from kvcore.registry.select import choose_backends
-from kvcore.spec.cache_spec import CacheId
 from kvcore.testing.base import find_base, here, switch_on
 from kvcore.testing.cases import AXES, Case
-from kvcore.testing.catalogue import cases as catalogue
-from kvcore.testing.outcome import CellResult, CheckFailure, Refused
+from kvcore.testing.catalogue import all_cases
+from kvcore.testing.cell import Cell
+from kvcore.testing.outcome import CellResult
 from kvcore.testing.planning import Place, layout_options
+from kvcore.testing.refusal import raised
 
 Report = Callable[[CellResult], None]
 CONTRACT = Case("L0.contract", "L0", "contract")
@@ -77,6 +71,32 @@ def check_where(where: Mapping[str, str]) -> None:
             raise ConfigError(f"there is no axis {axis}", field=f"where.{axis}", got=axis, allowed=AXES)
 
 
+def selected(
+    backend: str | type[BackendSpec],
+    *,
+    level: str = "quick",
+    where: Mapping[str, str] | None = None,
+    options: Any = None,
+    facts: DeviceFacts | None = None,
+) -> list[Case]:
+    """The cases that `run` would take from the catalogue; runs none.
+
+    A backend that cannot even be asked has one case, which fails when it is run.
+    """
+    spec = installed().backend(backend) if isinstance(backend, str) else backend
+    check_where(where or {})
+    try:
+        place, _ = switch_on(spec, spec.Config() if options is None else options, facts or here())
+        return _catalogue(place, level, dict(where or {}))
+    except Exception:
+        return [CONTRACT]
+
+
+def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
+    found = [c for c in all_cases(level, find_base(place)) if c.matches(where)]
+    return [c for c in found if _applies(c, place)]
+
+
 def _cells(
     spec: type[BackendSpec], cases: Sequence[Case] | None, level: str, where: dict[str, str], options: Any,
     facts: DeviceFacts, probe: bool,
@@ -91,19 +111,15 @@ def _cells(
     try:
         place, missing = switch_on(spec, spec.Config() if options is None else options, facts)
         rung = spec.rung(place.options, facts)
-        if cases is None:
-            base = find_base(place)
-            cases = [c for c in catalogue(level, base) if c.matches(where)]
+        chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
     except Exception as error:
-        yield CellResult(CONTRACT, name, "failed", "device", f"the declaration raised {_told(error)}")
+        yield CellResult(CONTRACT, name, "failed", "device", f"the declaration raised {raised(error)}")
         return
-    from kvcore.testing.cell import Cell
-
     cell = Cell(place, rung, probe)
-    for case in cases:
+    for case in chosen:
         if missing is not None and case.level != "L0":
             yield CellResult(case, name, "skipped", rung, missing)
-        elif _applies(case, place):
+        else:
             yield cell.run(case)
 
 
@@ -115,48 +131,3 @@ def _applies(case: Case, place: Place) -> bool:
         return case.layout < len(layout_options(case, case.cache_spec(), place))
     except Exception:
         return True  # the case itself will say what is wrong
-
-
-def timed(action: Callable[[], CellResult]) -> CellResult:
-    """The result with its wall time."""
-    begun = time.perf_counter()
-    result = action()
-    return replace(result, seconds=time.perf_counter() - begun)
-
-
-def seen_to_refuse(place: Place, case: Case, queries: Sequence[AttentionQuery]) -> None:
-    """The refusal happens where an engine asks, before anything is made.
-
-    Raises:
-        CheckFailure: Selection takes the backend all the same.
-    """
-    registry = Registry()
-    registry.backends[place.spec.name] = place.spec
-    specs = [case.cache_spec()] + ([case.beside().cache_spec()] if case.neighbour else [])
-    caches = {CacheId(i): s for i, s in enumerate(specs)}
-    asked = {CacheId(i): q for i, q in enumerate(queries)}
-    choice = BackendChoice(place.spec.name, options={place.spec.name: place.options})
-    try:
-        choose_backends(
-            caches, asked, place.facts, choice, registry, purpose="plan", block_size=case.block_size,
-            block_first_only=case.placement == "packed",
-        )  # fmt: skip
-    except BackendUnsupportedError:
-        return
-    except KVCoreError as error:
-        raise CheckFailure(f"refused, but not as BackendUnsupportedError: {error}") from error
-    raise CheckFailure("declared unsupported, but selection takes the backend")
-
-
-def _told(error: BaseException) -> str:
-    """An exception in one line, with the innermost place in the backend's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return told(error)
-    last = frames[-1]
-    name = last.filename.replace("\\", "/").rsplit("/", 2)
-    return f"{told(error)[:300]} (in {last.name}, {'/'.join(name[-2:])}:{last.lineno})"
-
-
-raised = _told
-__all__ = ["Refused", "check_where", "raised", "run", "seen_to_refuse", "timed"]

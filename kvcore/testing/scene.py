@@ -76,7 +76,8 @@ class SceneLayer:
         """What the oracle needs."""
         q, mask = self.query, self.query.mask
         slopes, sinks = (
-            None if t is None else t.double().cpu().numpy() for t in (self.layer.alibi_slopes, self.layer.sinks)
+            None if t is None else t.double().cpu().numpy()
+            for t in (self.layer.alibi_slopes, self.layer.sinks)
         )
         return Rules(q.softmax_scale, mask.causal, mask.window, mask.chunk, q.softcap, slopes, sinks)
 
@@ -147,7 +148,7 @@ class Scene:
     def fuse(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """The same numbers as slices of one [T, n] tensor, as a fused projection gives them."""
         joined = torch.cat([t.flatten(1) for t in tensors], dim=1)
-        pieces = joined.split([t[0].numel() for t in tensors], dim=1)
+        pieces = torch.split(joined, [t[0].numel() for t in tensors], dim=1)
         return [p.unflatten(1, t.shape[1:]) for p, t in zip(pieces, tensors, strict=True)]
 
     def step_slots(self, kv_group: int) -> list[int]:
@@ -337,4 +338,3 @@ class Scene:
             fields = quant_oracle.encode(layer.content, name, layer.dense(name)[s], layer.scale(name))
             for field, values in fields.items():
                 self.paged.write(layer.layer.cache_id, field, slots, values[tokens])
-

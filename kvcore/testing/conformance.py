@@ -1,0 +1,72 @@
+"""`BackendConformance`: the kit as a test class to inherit from. Imports no torch until a test runs.
+
+    from kvcore.testing import BackendConformance
+    from my_backend.spec import MySpec
+
+    class TestMyBackend(BackendConformance):
+        spec = MySpec
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.testing.cases import Case
+from kvcore.testing.outcome import CellResult
+
+
+class BackendConformance:
+    """One test for each case, found by pytest in any class that inherits this one.
+
+    Attributes:
+        spec: The declaration, or the name of an installed backend.
+        level: ``quick`` or ``full``.
+        options: An instance of its `Config`; None is the default.
+        where: Axis values that a case must have.
+    """
+
+    spec: ClassVar[type[BackendSpec] | str]
+    level: ClassVar[str] = "quick"
+    options: ClassVar[Any] = None
+    where: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
+        """One test for each case that applies to the backend."""
+        if "kvcore_case" in metafunc.fixturenames:
+            found = cases_for(cls.spec, cls.level, cls.options, cls.where)
+            metafunc.parametrize("kvcore_case", found, ids=[c.id for c in found])
+
+    def test_conformance(self, kvcore_case: Case) -> None:
+        """The case passes; what is unsupported or cannot run here is skipped with the reason."""
+        settle(run_one(self.spec, kvcore_case, self.options))
+
+
+def cases_for(
+    spec: type[BackendSpec] | str, level: str, options: Any = None, where: dict[str, str] | None = None
+) -> list[Case]:
+    """The cases of a backend, found without running a kernel."""
+    from kvcore.testing.runner import selected
+
+    return selected(spec, level=level, options=options, where=where or {})
+
+
+def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> CellResult:
+    """The result of one case."""
+    from kvcore.testing.runner import run
+
+    return run(spec, [case], options=options)[0]
+
+
+def settle(result: CellResult) -> None:
+    """A result as pytest's outcome."""
+    if result.outcome == "failed":
+        from kvcore.testing.reproducer import source
+
+        again = f"\n\n{source(result)}" if result.case.seqs else ""
+        pytest.fail(f"{result.backend}: {result.reason}{again}", pytrace=False)
+    if result.outcome != "passed":
+        pytest.skip(f"{result.outcome}: {result.reason}")

@@ -1,0 +1,24 @@
+"""The kit as a test file: ``pytest --pyargs kvcore.testing.suite --kvcore-backend NAME``."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvcore.testing.cases import Case
+from kvcore.testing.conformance import cases_for, run_one, settle
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each backend and case."""
+    from kvcore.registry.loader import installed
+
+    names = metafunc.config.getoption("--kvcore-backend") or sorted(installed().backends)
+    level = metafunc.config.getoption("--kvcore-level")
+    found = [(name, case) for name in names for case in cases_for(name, level)]
+    ids = [f"{name}-{case.id}" for name, case in found]
+    metafunc.parametrize(("kvcore_backend", "kvcore_case"), found, ids=ids)
+
+
+def test_conformance(kvcore_backend: str, kvcore_case: Case) -> None:
+    """The case passes; what is unsupported or cannot run here is skipped with the reason."""
+    settle(run_one(kvcore_backend, kvcore_case))
