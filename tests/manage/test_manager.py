@@ -303,9 +303,14 @@ def test_reset_keeps_what_ran_before_out_of_the_index(manager_of):
     run(manager, ("a", 20))
     manager.reset_prefix_cache()
     run(manager, ("a", 20), a=1)
-    assert manager.lookup(["b"]) == [0]  # a's first blocks belong to the time before
+    assert manager.lookup(["b"]) == [0]
     run(manager, ("b", 40), b=1)
     assert manager.lookup(["c"]) == [32]
+    run(manager, ("c", 8), c=1)
+    # Also what a computed after the reset stands on tokens from before it.
+    assert manager.table("c", 0)[1][:2] == manager.table("b", 0)[1][:2]
+    manager.free(["c"])
+    manager.begin("c", range(40))
     manager.free(["a", "b"])
     manager.reset_prefix_cache()
     assert manager.lookup(["c"]) == [0]
@@ -332,6 +337,20 @@ def test_events(manager_of):
     assert manager.take_events() == []
     with pytest.raises(ConfigError, match="events=True"):
         manager_of().take_events()
+
+
+def test_a_window_of_one_token_keeps_and_stores_nothing(manager_of):
+    manager = manager_of((Window(1), 4), (Full(), 4), events=True)
+    manager.begin("a", range(10))
+    run(manager, ("a", 6))
+    assert manager.table("a", 0) == (1, [])
+    given = run(manager, ("a", 4), a=1)
+    # Tokens 6 to 9 lie in blocks 1 and 2; the block that token 5 began was given up.
+    assert given.deltas["a"][0][:2] == (1, 0)
+    assert len(given.deltas["a"][0].ids) == 2
+    assert {event.group for event in manager.take_events()} == {1}
+    manager.begin("b", range(10))
+    assert manager.lookup(["b"]) == [8]
 
 
 @pytest.mark.parametrize(
