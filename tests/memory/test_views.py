@@ -1,5 +1,7 @@
 """Arena and views: zero-copy, aligned, disjoint, inside; writes leave no byte outside their slots."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -268,3 +270,20 @@ def test_poison_fills_every_field_of_the_block_and_no_other(config):
                 else:
                     assert (part.view(torch.int8) == (-128 if place.dtype == "int8" else -120)).all()
         assert not ((arena.raw != 0) & ~allowed).any()
+
+
+def test_a_shared_cache_has_its_owners_views(plans):
+    config = plans.build("nhd")
+    group = config.kv_cache_groups[0]
+    reader = CacheId(77)
+    config = replace(
+        config, kv_cache_groups=(replace(group, shared={reader: CacheId(2)}), *config.kv_cache_groups[1:])
+    )
+    arena = Arena(config.total_bytes)
+    for name, tensor in field_tensors(arena, config, reader).items():
+        owner = field_tensors(arena, config, CacheId(2))[name]
+        assert (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
+            owner.data_ptr(),
+            owner.shape,
+            owner.stride(),
+        )
