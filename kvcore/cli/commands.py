@@ -37,7 +37,10 @@ _ALL = (
     Command("plugins", "installed plugins and their state"),
     Command("layout", "a picture of the cache memory: groups, tensors, pages, fields, padding"),
     Command("env", "versions, device, libraries, plugins: what a bug report needs"),
-    Command("conform", "the conformance kit", built=False),
+    Command(
+        "conform", "the conformance kit: proves attention backends right, case by case",
+        "[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
+    ),
     Command("diff", "one batch through two backends: where they part", built=False),
     Command("replay", "scheduler and cache on a trace, without weights", built=False),
     Command("bench", "ratios against named baselines", built=False),

@@ -9,12 +9,27 @@ from kvcore.cli.commands import COMMANDS, Command
 if TYPE_CHECKING:
     from kvcore.registry.registry import Registry
 
+_CONFORM = ("level", "where", "html")
 # Nodes that change nothing for a command are left out of its help.
 _NOT_FOR = {
-    "plan": ("sampling", "prompts", "chat", "format"),
-    "backends": ("sampling", "prompts", "chat", "plan", "format"),
-    "layout": ("sampling", "prompts", "chat", "plan"),
-    "run": ("plan", "format"),
+    "plan": ("sampling", "prompts", "chat", "format", *_CONFORM),
+    "backends": ("sampling", "prompts", "chat", "plan", "format", *_CONFORM),
+    "layout": ("sampling", "prompts", "chat", "plan", *_CONFORM),
+    "run": ("plan", "format", *_CONFORM),
+    "conform": (
+        "model",
+        "chat",
+        "backend_by_kind",
+        "plugins",
+        "cache",
+        "engine",
+        "parallel",
+        "executor",
+        "sampling",
+        "prompts",
+        "plan",
+        "format",
+    ),
     "plugins": None,
     "env": None,
 }

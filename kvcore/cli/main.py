@@ -112,8 +112,13 @@ def _job(command: Command, overrides: Sequence[str], prompts: Sequence[str]) -> 
     from kvcore.registry.loader import installed
 
     registry = installed()
-    execute: Callable[[Job], Result] = import_module(command.module).execute
-    return execute(Job(compose(overrides, registry), registry, tuple(prompts)))
+    module = import_module(command.module)
+    execute: Callable[[Job], Result] = module.execute
+    names: tuple[str, ...] = ()
+    if command.name == "conform":
+        # One run over several backends: here alone a comma list needs no -m.
+        names, overrides = module.take_backends(overrides)
+    return execute(Job(compose(overrides, registry), registry, tuple(prompts), names))
 
 
 def _jobs(command: Command, flags: Flags) -> Result:

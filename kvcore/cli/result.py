@@ -24,11 +24,13 @@ class Job:
         composed: Its configuration.
         registry: Installed plugins.
         prompts: Texts of `--prompt`, `-` already replaced by standard input.
+        backends: `conform` alone: the names after `backend=`, or ``("all",)``.
     """
 
     composed: Composed
     registry: Registry
     prompts: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

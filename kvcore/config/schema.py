@@ -149,6 +149,25 @@ class PlanKeys:
 
 
 @dataclass
+class WhereKeys:
+    """Which cases of the conformance kit run: those that have every value given here."""
+
+    head_dim: str | None = key(None, "dimension of queries and keys")
+    head_dim_v: str | None = key(None, "dimension of values")
+    gqa: str | None = key(None, "query heads a KV head, or all")
+    block_size: str | None = key(None, "tokens of a block")
+    kernel_ratio: str | None = key(None, "kernel blocks in a block")
+    dtype: str | None = key(None, "element type of queries")
+    cache_dtype: str | None = key(None, "element type of the cache, or TYPE/GRANULARITY")
+    mask: str | None = key(None, "causal, window, chunk, bidirectional or bidirectional+window")
+    window: str | None = key(None, "tokens, or none, 1, P-1, P, P+1, long around a block of P tokens")
+    sinks: str | None = key(None, "true or false")
+    softcap: str | None = key(None, "the cap, or none")
+    alibi: str | None = key(None, "true or false")
+    phase: str | None = key(None, "prefill, chunked, decode, multi_token, mixed, prefix_hit, ...")
+
+
+@dataclass
 class KVCoreConfig:
     """The root."""
 
@@ -170,6 +189,9 @@ class KVCoreConfig:
     sampling: SamplingKeys = field(default_factory=SamplingKeys)
     prompts: str | None = key(None, "UTF-8 file of prompts, one a line, empty lines skipped")
     plan: PlanKeys = field(default_factory=PlanKeys)
+    level: str = key("quick", "how many cases `conform` runs", choices=("quick", "full"))
+    where: WhereKeys = field(default_factory=WhereKeys)
+    html: str | None = key(None, "file for the cross-backend matrix of `conform`, as one HTML page")
     format: str = key("text", "form of the picture of `layout`", choices=("text", "svg", "html"))
     output: str = key(
         "text", "text, or exactly one JSON document on standard output", choices=("text", "json")

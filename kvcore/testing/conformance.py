@@ -1,10 +1,10 @@
 """`BackendConformance`: the kit as a test class to inherit from. Imports no torch until a test runs.
 
-    from kvcore.testing import BackendConformance
-    from my_backend.spec import MySpec
+from kvcore.testing import BackendConformance
+from my_backend.spec import MySpec
 
-    class TestMyBackend(BackendConformance):
-        spec = MySpec
+class TestMyBackend(BackendConformance):
+spec = MySpec
 """
 
 from __future__ import annotations

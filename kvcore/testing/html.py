@@ -22,7 +22,9 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto }
 def page(done: Conformance) -> str:
     """The whole page."""
     counts = "".join(
-        f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{n}</td>" for n in done.summary(name).values()) + "</tr>"
+        f"<tr><th>{escape(name)}</th>"
+        + "".join(f"<td>{n}</td>" for n in done.summary(name).values())
+        + "</tr>"
         for name in done.backends
     )
     heads = "".join(f"<th>{o}</th>" for o in done.summary())

@@ -34,7 +34,8 @@ def field_sizes(field: LayoutField, kernel_block_size: int) -> list[int]:
 
 def field_bytes(field: LayoutField, kernel_block_size: int) -> int:
     """Bytes of a field in one kernel block, without padding."""
-    return int(np.prod(field_sizes(field, kernel_block_size))) * _WIDTH[field.dtype]
+    elements = int(np.prod(field_sizes(field, kernel_block_size)))
+    return elements // 2 if field.dtype == "int4" else elements * _WIDTH[field.dtype]
 
 
 def field_starts(

@@ -101,7 +101,9 @@ class Conformance:
             "backends": [
                 {
                     "name": name,
-                    "rungs": sorted({r.rung for r in self.of(name) if r.outcome != "skipped"}, key=RUNGS.index),
+                    "rungs": sorted(
+                        {r.rung for r in self.of(name) if r.outcome != "skipped"}, key=RUNGS.index
+                    ),
                     "summary": self.summary(name),
                     "reason": self._reason(name),
                 }
@@ -180,7 +182,9 @@ def _broken(registry: Registry) -> dict[str, tuple[Outcome, str]]:
     }
     for record in registry.plugins:
         if record.broken and not record.provides and record.name not in registry.backends:
-            found.setdefault(record.name, ("skipped", f"plugin {record.name} ({record.origin}): {record.reason}"))
+            found.setdefault(
+                record.name, ("skipped", f"plugin {record.name} ({record.origin}): {record.reason}")
+            )
     return found
 
 

@@ -111,7 +111,9 @@ def _cells(
     try:
         place, missing = switch_on(spec, spec.Config() if options is None else options, facts)
         rung = spec.rung(place.options, facts)
-        chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
+        chosen = (
+            _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
+        )
     except Exception as error:
         yield CellResult(CONTRACT, name, "failed", "device", f"the declaration raised {raised(error)}")
         return

@@ -11,7 +11,9 @@ _MARKS = {"passed": "pass", "failed": "FAIL", "unsupported": "-", "skipped": "sk
 def text(done: Conformance, *, most_failures: int = 10) -> str:
     """Matrix, counts, failures, reproducer."""
     lines = [f"conformance, level {done.level}", "", *matrix_lines(done), ""]
-    lines += ["pass: right on a device    pass(interpreter): our kernel, interpreted    -: declared unsupported,"]
+    lines += [
+        "pass: right on a device    pass(interpreter): our kernel, interpreted    -: declared unsupported,"
+    ]
     lines += ["and seen to refuse    (emulated), (host): not proven    skip: cannot run here", ""]
     for name in done.backends:
         counts = ", ".join(f"{n} {outcome}" for outcome, n in done.summary(name).items() if n)
@@ -22,7 +24,9 @@ def text(done: Conformance, *, most_failures: int = 10) -> str:
             lines.append(f"  skipped: {reason}")
         modest = [r for r in done.of(name) if r.understated]
         if modest:
-            lines.append(f"  understated: {len(modest)} refused cases would be right, such as {modest[0].case.id}")
+            lines.append(
+                f"  understated: {len(modest)} refused cases would be right, such as {modest[0].case.id}"
+            )
     for result in done.failed[:most_failures]:
         lines += ["", f"FAILED {result.backend} {result.case.id}", f"  {result.reason}"]
     if len(done.failed) > most_failures:
