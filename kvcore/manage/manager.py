@@ -194,8 +194,10 @@ class KVCacheManager:
                 if tokens:
                     request.tokens.extend(tokens)
                 request.in_flight -= 1
+                run = self._hasher.block_size
+                filled = end // run > request.committed // run  # a block may have become full
                 request.committed = end
-                if self._prefix_caching and request.epoch == self._epoch:
+                if filled and self._prefix_caching and request.epoch == self._epoch:
                     self._register(request)
                 self._trim(request, step)
 
