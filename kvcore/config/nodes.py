@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 from kvcore.config.schema import KVCoreConfig
 from kvcore.registry.registry import Registry, told
 
-
 _MADE: WeakKeyDictionary[Registry, DictConfig] = WeakKeyDictionary()
 
 

@@ -77,7 +77,7 @@ class HookSpecs:
 
         `stats` has: step, seconds, scheduled_tokens, num_running, num_waiting, preemptions,
         blocks_used, blocks_total, prefix_hit_tokens, prompt_tokens, output_tokens, copied_blocks.
-        `step` counts from 0; seconds and scheduled_tokens are of this step; num_running, num_waiting,
+        `step` grows by 1; seconds and scheduled_tokens are of this step; num_running, num_waiting,
         blocks_used and blocks_total are states after it; all others are totals since the engine
         started. An observer that raises is reported and left out from then on.
         """

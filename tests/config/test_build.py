@@ -155,6 +155,28 @@ def test_a_plan_follows_from_settings_alone():
     assert not smaller.fits
 
 
+def test_an_adapter_for_a_type_that_is_taken_is_left_out_and_never_fatal(caplog):
+    class Mine:
+        model_types = ("llama",)
+
+        def facts(self, config, *, dtype, cache):
+            raise AssertionError("never asked")
+
+    plugin = ModuleType("plugin")
+    plugin.kvcore_model_adapters = hookimpl(lambda: [Mine])
+    registry = load([PluginSource("mine", "acme-models", "3", lambda: plugin)])
+    assert build(compose(["device=cpu"], registry), registry, purpose="plan").settings.facts.num_layers == 30
+    assert "acme-models 3" in caplog.text
+    assert "llama has an adapter already" in registry.plugins[0].reason
+
+
+def test_a_preset_of_a_backend_sets_its_options_and_a_key_wins_over_it():
+    options = compose(["backends/torch=kv_first", "backends/triton=interpreted"], installed()).config.backends
+    assert (options["torch"].layout, options["triton"].interpret) == ("kv_first", True)
+    options = compose(["backends/torch=kv_first", "backends.torch.layout=hnd"], installed()).config.backends
+    assert options["torch"].layout == "hnd"
+
+
 @given(
     st.integers(0, 10**6),
     st.sampled_from([("KiB", 2**10), ("mib", 2**20), ("GiB", 2**30), ("GB", 10**9), ("", 1)]),
