@@ -48,11 +48,11 @@ def test_recurrent_state_is_refused_before_weights_load(name, tmp_path_factory):
 
 def test_longrope_is_refused_only_beyond_its_original_length(tmp_path_factory):
     facts = facts_of(tiny_model("phi3_longrope", tmp_path_factory.getbasetemp()))
-    assert facts.refusals_for(64) == ()
-    assert [r.field for r in facts.refusals_for(65)] == ["rope_parameters.rope_type"]
+    assert facts.refusals_for(96) == ()
+    assert [r.field for r in facts.refusals_for(97)] == ["rope_parameters.rope_type"]
     with pytest.raises(UnsupportedModelError, match="longest sequence") as raised:
-        facts.require_runnable(65)
-    assert raised.value.remedy == "set engine.max_model_len=64 or less"
+        facts.require_runnable(97)
+    assert raised.value.remedy == "set engine.max_model_len=96 or less"
 
 
 def test_dynamic_rope_is_refused_beyond_its_length():

@@ -28,7 +28,7 @@ MLA = dict(
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=128, rope_theta=10000.0)
 LONGROPE = dict(
     rope_type="longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8, rope_theta=10000.0,
-    original_max_position_embeddings=64,
+    original_max_position_embeddings=96,
 )  # fmt: skip
 
 # name -> (config class of transformers, its arguments)
@@ -73,7 +73,7 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", dict(SMALL, pad_token_id=0, original_max_position_embeddings=512)),
     "phi3_longrope": (
         "Phi3Config",
-        dict(SMALL, pad_token_id=0, original_max_position_embeddings=64, rope_parameters=LONGROPE),
+        dict(SMALL, pad_token_id=0, original_max_position_embeddings=96, rope_parameters=LONGROPE),
     ),
     "starcoder2": ("Starcoder2Config", dict(SMALL, sliding_window=16)),
     "cohere": ("CohereConfig", SMALL),
