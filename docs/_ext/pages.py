@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from kvcore.cli.commands import COMMANDS
 from kvcore.config.keys import all_keys
+from kvcore.models.families.table import bridged_table
 from kvcore.registry.hookspecs import PROJECT, HookSpecs
 from kvcore.registry.loader import installed
 
@@ -58,12 +57,9 @@ def keys(docs: Path) -> str:
 
 def models(docs: Path) -> str:
     """Which model types `run` serves, and why not the others."""
-    home = "kvcore.models.bridged_table"
-    if find_spec(home) is None:
-        return "The table of model types is made by a module that this version does not have.\n"
-    rows = import_module(home).bridged_table()
+    rows = bridged_table(installed().model_adapters)
     lines = ["| model type | run | why |", "|---|---|---|"]
-    lines += [f"| `{r.model_type}` | {r.status} | {r.reason} |" for r in rows]
+    lines += [f"| `{row.model_type}` | {row.status} | {row.why.replace('|', '/')} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,16 @@ def test_it_refuses_what_it_does_not_know(registry: Registry, feature: dict[str,
     assert spec.unsupported(query, spec.Config()).field == field
 
 
+def test_it_passes_the_conformance_kit(registry: Registry) -> None:
+    from kvcore.testing import run
+
+    results = run(registry.backends["example"])
+    assert not [(r.case.id, r.reason) for r in results if r.outcome == "failed"]
+    passed = [r.case.id for r in results if r.outcome == "passed"]
+    assert len(passed) > 50
+    assert any("window" in name for name in passed)
+
+
 @pytest.mark.parametrize("model", ["llama", "mistral_window", "qwen2_window"])
 def test_it_generates_what_torch_does(
     registry: Registry, model: str, tmp_path_factory: pytest.TempPathFactory

@@ -72,5 +72,7 @@ class ExampleBackend(AttentionBackend):
             shared = layer.query.group_size
             scores = torch.einsum("qhd,khd->hqk", query["q"][first:last], k.repeat_interleave(shared, dim=1))
             scores = (scores * layer.query.softmax_scale).masked_fill(~seen, float("-inf"))
+            # A slot behind the window may hold anything, and 0 * NaN is NaN: a weight of 0 is not enough.
+            v = v.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)
             values = v.repeat_interleave(shared, dim=1)
             out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values)
