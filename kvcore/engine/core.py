@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from kvcore.engine.planning import prepare_plan
 from kvcore.engine.request import FinishReason, Request, check_request
@@ -88,6 +89,7 @@ class EngineCore:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             eos_token_ids=eos_token_ids,
             salt=settings.cache.salt,
+            hit_unit=self._hit_unit(),
         )
         self.seconds = 0.0
         self._arrivals = 0
@@ -113,6 +115,10 @@ class EngineCore:
             namespace=namespace.encode(),
             eviction=self._eviction(),
         )
+
+    def _hit_unit(self) -> int:
+        sizes = [g.block_size for g in self.plan.configs[0].kv_cache_groups]
+        return lcm(*sizes) if self.settings.cache.prefix_caching else 0
 
     def _eviction(self) -> type[EvictionPolicy] | None:
         name, known = self.settings.cache.eviction, self.registry.eviction_policies

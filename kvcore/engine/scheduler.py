@@ -4,6 +4,8 @@ Continuous batching with chunked prefill: every step gives each running request 
 for a decode, as many as the budget allows for a prefill), oldest first, and then admits waiting
 requests in order of arrival. When blocks run out the youngest running request is preempted: its blocks
 are freed and it will be computed again, with whatever the prefix cache still holds of it.
+
+A waiting request whose next block is just being computed by another one waits a step: then it is a hit.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Scheduler:
         max_num_batched_tokens: Most tokens of a step.
         eos_token_ids: Ids that end a sequence.
         salt: Isolates prefixes, see `KVCacheManager.begin`.
+        hit_unit: Prefix hits are multiples of this many tokens; 0 without prefix caching.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         eos_token_ids: Iterable[int] = (),
         salt: str = "",
+        hit_unit: int = 0,
     ) -> None:
         self.manager = manager
         self.max_model_len = max_model_len
@@ -57,6 +61,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.eos_token_ids = frozenset(eos_token_ids)
         self.salt = salt
+        self.hit_unit = hit_unit
         self.requests: dict[str, Request] = {}
         # Both in order of arrival; a preempted request goes back to its place.
         self.waiting: list[Request] = []
@@ -173,21 +178,34 @@ class Scheduler:
         admitted: list[Ask] = []
         budget = self.max_num_batched_tokens - sum(a.num_scheduled for a in asks)
         width = sum(r.width for r in self.running)
-        while self.waiting and budget > 0:
-            request = self.waiting[0]
-            if width + request.width > self.max_num_seqs:
+        for request in list(self.waiting):
+            if budget < 1 or width + request.width > self.max_num_seqs:
                 break
             hit = self.manager.lookup([request.request_id])[0]
+            if self._is_being_computed(request, hit, [*asks, *admitted]):
+                continue  # for a few steps at most: whoever computes it is running
             ask = Ask(request.request_id, min(len(request.tokens) - hit, budget))
             if self.manager.blocks_short([*asks, *admitted, ask]):
                 break  # nobody overtakes: a large request is not starved by small ones behind it
-            self.waiting.pop(0)
+            self.waiting.remove(request)
             insort(self.running, request, key=lambda r: r.arrival)
             request.status = Status.RUNNING
             admitted.append(ask)
             budget -= ask.num_scheduled
             width += request.width
         return admitted
+
+    def _is_being_computed(self, request: Request, hit: int, asks: Iterable[Ask]) -> bool:
+        """Whether this step computes, for another request, the block that would lengthen this one's hit."""
+        end = hit + self.hit_unit
+        if not self.hit_unit or request.keep_logits or end >= len(request.tokens):
+            return False
+        wanted = request.tokens[:end]
+        for ask in asks:
+            other = self.requests[ask.request_id]
+            if other.num_computed < end and not other.keep_logits and other.tokens[:end] == wanted:
+                return True
+        return False
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int]]:
         """Take in what a step produced; returns (request, new token) in the order of its rows.

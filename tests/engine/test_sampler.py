@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvcore.engine.sampler import Sampler, draw, filtered_probabilities, uniform
 from kvcore.worker.messages import SampleAsk
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import kvcore
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_worker import FakeWorker, oracle
+
+import kvcore
 from kvcore.engine.request import Request, check_request
 from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import SamplingParams
@@ -21,7 +23,6 @@ from kvcore.plan.planner import Budget
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.retention import Chunk, Full, Retention, Window
-from support.fake_worker import FakeWorker, oracle
 
 LENGTH = 64
 
@@ -51,7 +52,11 @@ class Bench:
         self.manager = KVCacheManager(self.config)
         self.worker = FakeWorker(self.config)
         self.scheduler = Scheduler(
-            self.manager, max_model_len=LENGTH, max_num_seqs=seqs, max_num_batched_tokens=tokens
+            self.manager,
+            max_model_len=LENGTH,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            hit_unit=size,
         )
         self.arrivals = 0
         self.requests: list[Request] = []
@@ -173,6 +178,20 @@ def test_a_prefix_is_reused_and_counted():
     assert second.num_cached_tokens == 16
     assert bench.scheduler.stats.cached_tokens == 16
     assert bench.scheduler.stats.prompt_tokens == 34
+
+
+def test_requests_that_arrive_together_share_their_beginning():
+    """The second and third wait for the step that computes what they share; a fourth, unlike, does not."""
+    bench = Bench([Full()], tokens=64, seqs=4, blocks=100)
+    common = list(range(18))
+    family = [bench.add([*common, tail], 3) for tail in (40, 41, 42)]
+    other = bench.add([7] * 9, 3)
+    first = [r.request_id for r, _ in bench.step()]
+    assert sorted(first) == sorted([family[0].request_id, other.request_id])
+    bench.run()
+    bench.check()
+    assert [r.num_cached_tokens for r in family] == [0, 16, 16]
+    assert other.num_cached_tokens == 0
 
 
 def test_abort_of_waiting_and_running():

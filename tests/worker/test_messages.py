@@ -4,6 +4,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvcore.manage.step import TableDelta
 from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput
 

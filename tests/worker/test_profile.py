@@ -1,6 +1,7 @@
 """The memory profile is arithmetic; the expected values are a published example's."""
 
 import pytest
+
 from kvcore.errors import CapacityError
 from kvcore.worker.profile import MemoryProfile, MemorySnapshot, cache_bytes, profile
 
