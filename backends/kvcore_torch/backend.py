@@ -13,6 +13,7 @@ from kvcore.memory.kernels.cache_write import write_tokens
 from kvcore.spec.layout import SizedLayout
 from kvcore_torch.attention import attend_tile
 from kvcore_torch.gather import gather
+from kvcore_torch.quant import as_bytes, decode, encode, scale_field
 from kvcore_torch.step import Sequence, StepPlan, plan_step
 
 
@@ -38,14 +39,20 @@ class TorchBackend(AttentionBackend):
         batch: Batch,
         metadata: StepPlan,
     ) -> None:
-        """Keys and values into their slots, converted to the cache's dtype."""
+        """Keys and values into their slots, converted to the cache's dtype, or quantized."""
         count = batch.num_tokens
         for name in ("k", "v"):
-            field = cache[name].transpose(1, 2) if metadata.head_first else cache[name]
             values = tensors[name][:count]
             if metadata.write_rows is not None:
                 values = values[metadata.write_rows]
-            write_tokens(field, values, metadata.write_blocks, metadata.write_offsets)
+            fields = {name: values}
+            if layer.query.quant is not None:
+                fields = encode(layer, name, values, cache[name].dtype)
+            for field_name, stored in fields.items():
+                field = as_bytes(cache[field_name])
+                if metadata.head_first:
+                    field = field.transpose(1, 2)
+                write_tokens(field, as_bytes(stored), metadata.write_blocks, metadata.write_offsets)
 
     def attend(
         self,
@@ -73,7 +80,9 @@ class TorchBackend(AttentionBackend):
     ) -> None:
         wide = torch.float64 in (query_THD.dtype, cache["k"].dtype)
         dtype = torch.float64 if wide else torch.float32
-        keys, values = (gather(cache[name], sequence, dtype, head_first=head_first) for name in ("k", "v"))
+        keys, values = (
+            _read(layer, name, cache, sequence, dtype, head_first=head_first) for name in ("k", "v")
+        )
         finite = not sequence.masked or bool(torch.isfinite(values).all())
         for tile in sequence.tiles:
             rows = tile.rows
@@ -89,9 +98,29 @@ class TorchBackend(AttentionBackend):
             )
 
 
+def _read(
+    layer: AttentionLayer,
+    name: str,
+    cache: Mapping[str, torch.Tensor],
+    sequence: Sequence,
+    dtype: torch.dtype,
+    *,
+    head_first: bool,
+) -> torch.Tensor:
+    """Keys or values [K, n, D] that the sequence's queries can see, as numbers."""
+    values = gather(cache[name], sequence, dtype, head_first=head_first)
+    if layer.query.quant is None:
+        return values
+    field = scale_field(cache, name)
+    if field is None:
+        return decode(layer, name, values, None)
+    scales = gather(field.unsqueeze(-1), sequence, torch.float32, head_first=head_first)
+    return decode(layer, name, values, scales.squeeze(-1))
+
+
 def _head_first(layout: SizedLayout) -> bool:
     """Whether the fields are (head, token, dim); the other layout offered is (token, head, dim)."""
-    orders = {tuple(axis.name for axis in field.axes) for field in layout.layout.fields}
+    orders = {tuple(axis.name for axis in f.axes) for f in layout.layout.fields if f.name in ("k", "v")}
     if orders == {("head", "token", "dim")}:
         return True
     if orders == {("token", "head", "dim")}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvcore_torch.quant import as_bytes
 from kvcore_torch.step import Sequence
 
 
@@ -19,14 +20,15 @@ def gather(field: torch.Tensor, sequence: Sequence, dtype: torch.dtype, *, head_
     Returns:
         [K, tokens, D], for `torch.bmm`: the last axis is contiguous.
     """
-    blocks_n, span = sequence.blocks, sequence.span
+    blocks_n, span, stored = sequence.blocks, sequence.span, field.dtype
+    field = as_bytes(field)
     if head_first:
         _, heads, size, dim = field.shape
         joined = _heads_first(field, sequence).view(heads, len(blocks_n) * size, dim)
-        return joined[:, span].to(dtype)
+        return joined.view(stored)[:, span].to(dtype)
     _, size, heads, dim = field.shape
     picked = field.index_select(0, blocks_n).view(len(blocks_n) * size, heads, dim)
-    return picked[span].to(dtype).transpose(0, 1)
+    return picked.view(stored)[span].to(dtype).transpose(0, 1)
 
 
 def _heads_first(field_NKPD: torch.Tensor, sequence: Sequence) -> torch.Tensor:

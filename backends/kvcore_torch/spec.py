@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
+# The granularity of scales that goes with each quantized dtype.
+QUANTIZED = {"int8": "token_head", "fp8_e4m3": "tensor"}
 LAYOUTS = ("auto", "kv_first", "hnd")
 
 CAPABILITIES = Capabilities(
     contents=("kv",),
     dtypes=FLOATS,
     # Any plain float: keys and values are converted when they are written and when they are read.
-    cache_dtypes=FLOATS,
+    cache_dtypes=(*FLOATS, *QUANTIZED),
     features=(
         "bidirectional",
         "window",
@@ -35,7 +37,9 @@ CAPABILITIES = Capabilities(
         "sinks",
         "lse",
         "unlike_dims",
+        "quant",
     ),
+    granularities=("tensor", "token_head"),
 )
 
 
@@ -90,8 +94,12 @@ class TorchBackendSpec(BackendSpec):
 
     @classmethod
     def unsupported(cls, query: AttentionQuery, options: TorchOptions) -> Unsupported | None:
-        """The first fact outside the table; quantized caches are not built yet."""
-        return CAPABILITIES.check(query)
+        """The first fact outside the table, or a granularity that its dtype does not go with."""
+        refused = CAPABILITIES.check(query)
+        wanted = QUANTIZED.get(query.cache_dtype)
+        if refused is None and query.quant != wanted:
+            return Unsupported("quant", query.quant, [wanted] if wanted else "none")
+        return refused
 
     @classmethod
     def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: TorchOptions) -> Sequence[LayoutOption]:
@@ -110,7 +118,7 @@ class TorchBackendSpec(BackendSpec):
                 field="backends.torch.layout", got="kv_first", allowed=("auto", "hnd"),
                 remedy="set backends.torch.layout=hnd",
             )  # fmt: skip
-        if content.quant is not None:
+        if content.quant is not None and QUANTIZED.get(content.dtype) != content.quant.granularity:
             return ()
         found: list[PageLayout] = []
         if options.layout != "kv_first":

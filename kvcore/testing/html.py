@@ -14,7 +14,8 @@ table { border-collapse: collapse; margin: 1rem 0 }
 th, td { border: 1px solid #d5d5d5; padding: .25rem .7rem; text-align: left; vertical-align: top }
 thead th { position: sticky; top: 0; background: #f4f4f4 }
 .passed { background: #dcf3dc } .unproven { background: #eef3dc }
-.failed { background: #f8d0d0; font-weight: 600 } .unsupported { color: #777 } .skipped { color: #777; font-style: italic }
+.failed { background: #f8d0d0; font-weight: 600 }
+.unsupported { color: #777 } .skipped { color: #777; font-style: italic }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto }
 """
 
@@ -65,11 +66,13 @@ def _cell(cell: MatrixCell | None) -> str:
 def _failures(done: Conformance) -> str:
     notes = [(r.backend, r.case.id, r.outcome, r.reason) for r in done.results if r.outcome != "passed"]
     rows = "".join(
-        f'<tr><td>{escape(b)}</td><td>{escape(i)}</td><td class="{o}">{o}</td><td>{escape(str(why))}</td></tr>'
+        f"<tr><td>{escape(b)}</td><td>{escape(i)}</td>"
+        f'<td class="{o}">{o}</td><td>{escape(str(why))}</td></tr>'
         for b, i, o, why in notes
     )
     parts = [
-        f"<h2>Not passed</h2><table><thead><tr><th>backend</th><th>case</th><th>outcome</th><th>reason</th></tr>"
+        "<h2>Not passed</h2><table><thead><tr>"
+        "<th>backend</th><th>case</th><th>outcome</th><th>reason</th></tr>"
         f"</thead><tbody>{rows}</tbody></table>"
     ]
     if done.reproducer:

@@ -149,7 +149,7 @@ class Scene:
         """The same numbers as slices of one [T, n] tensor, as a fused projection gives them."""
         joined = torch.cat([t.flatten(1) for t in tensors], dim=1)
         pieces = torch.split(joined, [t[0].numel() for t in tensors], dim=1)
-        return [p.unflatten(1, t.shape[1:]) for p, t in zip(pieces, tensors, strict=True)]
+        return [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]
 
     def step_slots(self, kv_group: int) -> list[int]:
         """The slots of the step's tokens, in the order of the flat batch."""

@@ -74,8 +74,8 @@ FACTS = {
 # Which fact is refused, by backend; what is not listed is served.
 REFUSALS = {
     "torch": {
-        "fp8_tensor": "cache_dtype", "fp8_head": "cache_dtype", "int8_token_head": "cache_dtype",
-        "int4_token_head": "cache_dtype", "latent": "content", "graph_capture": "graph_capture",
+        "fp8_head": "cache_dtype", "int4_token_head": "cache_dtype", "latent": "content",
+        "graph_capture": "graph_capture",
     },
     "triton": {
         "float64": "dtype", "float16_cache": "cache_dtype", "int4_token_head": "cache_dtype",
@@ -178,7 +178,7 @@ HND, KV_FIRST = ("hnd", "block_first", "multiples of 1"), ("kv_first", "field_fi
         (PLAIN, {"layout": "kv_first"}, [KV_FIRST]),
         (PLAIN, {"layout": "hnd", "kernel_block_size": 16}, [("hnd", "block_first", "16")]),
         (UNLIKE, {}, [HND]),
-        (SCALED, {}, []),
+        (SCALED, {}, [HND]),
         (Latent(8, 4), {}, []),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_run_refuses_is_refused_before_anything_is_fetched(monkeypatch, tmp
         (["cache.placement=packed"], NotBuiltError),
         (["cache.memory=1MiB"], CapacityError),
         (["backend=triton"], KVCoreError),
-        (["cache.dtype=int8"], KVCoreError),
+        (["cache.dtype=int4"], KVCoreError),
     ):
         with pytest.raises(kind):
             settings_of("device=cpu", *overrides, purpose="run")
