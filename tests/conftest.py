@@ -15,12 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 settings.register_profile("default", max_examples=100, derandomize=True, database=None, **_COMMON)
 settings.register_profile("long", max_examples=2000, **_COMMON)
-settings.load_profile("default")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("markexpr", "") == "long":
-        settings.load_profile("long")
+settings.load_profile(os.environ.get("KVCORE_TEST_PROFILE", "default"))
 
 
 @pytest.fixture(scope="session")
