@@ -42,7 +42,7 @@ class BackendConformance:
 
     def test_conformance(self, kvcore_case: Case) -> None:
         """The case passes; what is unsupported or cannot run here is skipped with the reason."""
-        settle(run_one(self.spec, kvcore_case, self.options))
+        settle(run_one(self.spec, kvcore_case, self.options), self.spec)
 
 
 def cases_for(
@@ -61,12 +61,12 @@ def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> C
     return run(spec, [case], options=options)[0]
 
 
-def settle(result: CellResult) -> None:
-    """A result as pytest's outcome."""
+def settle(result: CellResult, spec: object = None) -> None:
+    """A result as pytest's outcome; `spec` for a backend that is not installed under its name."""
     if result.outcome == "failed":
         from kvcore.testing.reproducer import source
 
-        again = f"\n\n{source(result)}" if result.case.seqs else ""
+        again = f"\n\n{source(result, None, spec)}" if result.case.seqs else ""
         pytest.fail(f"{result.backend}: {result.reason}{again}", pytrace=False)
     if result.outcome != "passed":
         pytest.skip(f"{result.outcome}: {result.reason}")

@@ -58,9 +58,10 @@ def offer(case: Case, spec: KVCacheSpec, place: Place) -> LayoutOffer:
         shown = f"{spec.content.kind} as {case.stored_dtype}" + (f", {case.quant}" if case.quant else "")
         raise Refused("layouts", shown + (", packed" if case.placement == "packed" else ""), "none offered")
     option = found[min(case.layout, len(found) - 1)]
-    size = case.kernel_block_size
-    if option.kernel_blocks.fit(size) != size:
-        raise Refused("block_size", size, str(option.kernel_blocks))
+    # With ratio 1 the planner cuts the block as it would in an engine; another ratio is asked for exactly.
+    size = option.kernel_blocks.fit(case.kernel_block_size)
+    if size is None or (case.kernel_ratio > 1 and size != case.kernel_block_size):
+        raise Refused("block_size", case.kernel_block_size, str(option.kernel_blocks))
     narrow = LayoutOption(option.layout, KernelBlocks(sizes=(size,)))
     return LayoutOffer(place.spec.name, (narrow,), place.spec.max_offset_bits)
 

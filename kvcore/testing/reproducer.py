@@ -55,13 +55,22 @@ def _smaller(case: Case) -> Iterator[Case]:
         yield replace(case, num_kv_heads=1)
 
 
-def source(result: CellResult, case: Case | None = None) -> str:
-    """Python that runs one failed cell again."""
-    shown = case or result.case
+def source(result: CellResult, case: Case | None = None, spec: object = None) -> str:
+    """Python that runs one failed cell again.
+
+    Args:
+        result: The failed cell.
+        case: A smaller case in its place.
+        spec: The declaration, where the backend is not installed under its name.
+    """
+    lines, backend = [], repr(result.backend)
+    if isinstance(spec, type):
+        lines.append(f"from {spec.__module__} import {spec.__qualname__}\n")
+        backend = spec.__qualname__
     return (
         "from kvcore.testing import Case, Seq, run\n"
-        "\n"
-        f"case = {shown.source()}\n"
-        f'for result in run("{result.backend}", [case]):\n'
-        "    print(result.outcome, result.reason)\n"
+        + "".join(lines)
+        + f"\ncase = {(case or result.case).source()}\n"
+        + f"for result in run({backend}, [case]):\n"
+        + "    print(result.outcome, result.reason)\n"
     )

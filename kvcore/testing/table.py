@@ -8,8 +8,8 @@ from kvcore.testing.report import Conformance, MatrixCell
 _MARKS = {"passed": "pass", "failed": "FAIL", "unsupported": "-", "skipped": "skip"}
 
 
-def text(done: Conformance, *, most_failures: int = 10) -> str:
-    """Matrix, counts, failures, reproducer."""
+def text(done: Conformance, *, most_failures: int = 5) -> str:
+    """Matrix, counts, the first failures of each backend, reproducer."""
     lines = [f"conformance, level {done.level}", "", *matrix_lines(done), ""]
     lines += [
         "pass: right on a device    pass(interpreter): our kernel, interpreted    -: declared unsupported,"
@@ -27,10 +27,12 @@ def text(done: Conformance, *, most_failures: int = 10) -> str:
             lines.append(
                 f"  understated: {len(modest)} refused cases would be right, such as {modest[0].case.id}"
             )
-    for result in done.failed[:most_failures]:
-        lines += ["", f"FAILED {result.backend} {result.case.id}", f"  {result.reason}"]
-    if len(done.failed) > most_failures:
-        lines += ["", f"and {len(done.failed) - most_failures} more failures"]
+    for name in done.backends:
+        failed = [r for r in done.failed if r.backend == name]
+        for result in failed[:most_failures]:
+            lines += ["", f"FAILED {name} {result.case.id}", f"  {result.reason}"]
+        if len(failed) > most_failures:
+            lines += ["", f"and {len(failed) - most_failures} more failures of {name}"]
     if done.reproducer:
         lines += ["", "the smallest failing case:", "", done.reproducer]
     return "\n".join(lines)
