@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.layout import SizedLayout, plain_layout
-from kvcore.spec.retention import Retention
+from kvcore.spec.retention import Full, Retention
 
 Make = Callable[..., KVCacheConfig]
 
@@ -39,3 +40,11 @@ def make_config(groups: Sequence[tuple[Retention, int]], num_blocks: int) -> KVC
 def config_of() -> Make:
     """(retention, block size) of every group, and the number of ids -> a config under `slots`."""
     return make_config
+
+
+@pytest.fixture
+def manager_of(config_of):
+    def make(*groups, blocks=100, **options) -> KVCacheManager:
+        return KVCacheManager(config_of(groups or [(Full(), 16)], blocks), **options)
+
+    return make

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from support.manager_steps import run
+
+from kvcore.errors import IntegrityError, NotBuiltError, RequestError
+from kvcore.manage.manager import KVCacheManager
+from kvcore.manage.step import Ask
+from kvcore.spec.retention import Encoder, Full, Window
+
+
+@pytest.mark.parametrize(
+    ("groups", "field"),
+    [
+        ([(Full(), 16), (Window(8, keep_first=4), 16)], "keep_first"),
+        ([(Encoder(100), 16)], "retention"),
+    ],
+)
+def test_retentions_that_are_not_built(manager_of, groups, field):
+    with pytest.raises(NotBuiltError) as caught:
+        manager_of(*groups)
+    assert field in caught.value.field
+
+
+def test_packed_and_latest_are_not_built(config_of):
+    from dataclasses import replace
+
+    from kvcore.manage.group_rule import GroupRule
+    from kvcore.spec.retention import Latest
+
+    with pytest.raises(NotBuiltError, match="packed"):
+        KVCacheManager(replace(config_of([(Full(), 16)], 10), placement="packed"))
+    with pytest.raises(NotBuiltError, match="Latest"):
+        GroupRule(0, 1, Latest())
+
+
+@pytest.mark.parametrize(
+    "extra", [{"num_lookahead": 1}, {"num_external": 1}, {"delay_caching": True}, {"num_encoder": 1}]
+)
+def test_room_in_the_signature_is_refused_by_name(manager_of, extra):
+    manager = manager_of()
+    manager.begin("a", range(4))
+    with pytest.raises(NotBuiltError) as caught:
+        manager.allocate([Ask("a", 1, **extra)])
+    assert caught.value.field in extra
+
+
+def test_bad_calls_are_typed_errors_and_change_nothing(manager_of):
+    manager = manager_of()
+    manager.begin("a", range(4))
+    manager.begin("b", range(4))
+    before = manager.stats()
+    bad = [
+        lambda: manager.begin("a", range(4)),
+        lambda: manager.begin("c", []),
+        lambda: manager.begin("c", [-1]),
+        lambda: manager.lookup(["c"]),
+        lambda: manager.table("c", 0),
+        lambda: manager.table("a", 1),
+        lambda: manager.free(["a", "c"]),
+        lambda: manager.free(["a", "a"]),
+        lambda: manager.fork("a", ["b"]),
+        lambda: manager.fork("a", ["x", "x"]),
+        lambda: manager.allocate([Ask("a", 0)]),
+        lambda: manager.allocate([Ask("a", 5)]),
+        lambda: manager.allocate([Ask("b", 1), Ask("b", 1)]),
+        lambda: manager.allocate([Ask("b", 1), Ask("c", 1)]),
+    ]
+    for call in bad:
+        with pytest.raises(RequestError):
+            call()
+    with pytest.raises(IntegrityError):
+        manager.commit(1, {})
+    with pytest.raises(IntegrityError):
+        manager.retire(1)
+    assert manager.stats() == before
+
+
+def test_bad_commits_change_nothing(manager_of):
+    manager = manager_of()
+    for name in "ab":
+        manager.begin(name, range(4))
+    manager.allocate([Ask("a", 4)])
+    manager.allocate([Ask("a", 1)])
+    with pytest.raises(IntegrityError):
+        manager.commit(2, {"a": [1]})
+    with pytest.raises(RequestError):
+        manager.commit(1, {"b": [1]})
+    manager.commit(1, {})
+    with pytest.raises(RequestError, match="knows 4"):
+        manager.commit(2, {})
+    manager.commit(2, {"a": [1]})
+    with pytest.raises(RequestError):
+        manager.lookup(["a"])
+    with pytest.raises(IntegrityError):
+        manager.commit(2, {})
+
+
+def test_check_integrity_finds_planted_faults(manager_of):
+    def running() -> KVCacheManager:
+        manager = manager_of((Full(), 4), (Window(8), 4))
+        manager.begin("a", range(12))
+        run(manager, ("a", 12), a=1)
+        manager.check_integrity()
+        return manager
+
+    def row(m: KVCacheManager, g: int):
+        return m._requests["a"].rows[g]
+
+    faults = [
+        lambda m: row(m, 0).ids.append(9),
+        lambda m: row(m, 1).ids.__setitem__(0, row(m, 0).ids[0]),
+        lambda m: row(m, 0).ids.__setitem__(0, row(m, 0).ids[1]),
+        lambda m: setattr(row(m, 0), "first", 9),
+        lambda m: m._cache._index[1].update({b"x": row(m, 0).ids[0]}),
+        lambda m: m._pool.refs.__setitem__(row(m, 0).ids[0], 2),
+    ]
+    for fault in faults:
+        manager = running()
+        fault(manager)
+        with pytest.raises(IntegrityError):
+            manager.check_integrity()
