@@ -85,8 +85,9 @@ def copy_between(
     to_n = torch.tensor(targets, device=target.device)
     outs = block_views(source, source_config, group)
     ins = block_views(target, target_config, group)
+    overlap = source is target and not set(targets).isdisjoint(a for a, _ in pairs)
     for view, other in zip(_split(outs, ins), _split(ins, outs), strict=True):
-        block_copy.copy_blocks(view, other, from_n, to_n)
+        block_copy.copy_blocks(view, other, from_n, to_n, overlap=overlap)
 
 
 def zero_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Sequence[int]) -> None:

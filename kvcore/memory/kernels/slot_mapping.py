@@ -1,8 +1,12 @@
-"""Slot mapping on the device, from tables and positions that are there already (torch twin)."""
+"""Slot mapping on the device, from tables that are there already: Triton on a GPU, a torch twin elsewhere."""
 
 from __future__ import annotations
 
 import torch
+
+from kvcore.memory.kernels.launch import launcher_for
+
+BLOCK = 256
 
 
 def slot_mapping(
@@ -15,6 +19,7 @@ def slot_mapping(
     *,
     world: int = 1,
     rank: int = 0,
+    interpret: bool = False,
 ) -> None:
     """The slot of every token: ``block * block_size + offset``; -1 where another rank owns the token.
 
@@ -26,10 +31,83 @@ def slot_mapping(
         rows_T: int [T] row of each token.
         positions_T: int [T] position of each token in its sequence.
         block_size: Tokens of the table's blocks.
-        out_T: int64 [T], written.
+        out_T: int64 [at least T], written; entries after T become -1 (padding).
         world: Ranks that the context is interleaved over.
         rank: This rank.
+        interpret: Run the Triton kernel in its interpreter.
     """
+    tokens = len(positions_T)
+    launcher = launcher_for(table_SN.device, interpret)
+    if launcher is None:
+        _in_torch(table_SN, first_block_S, rows_T, positions_T, block_size, out_T[:tokens], world, rank)
+        out_T[tokens:] = -1
+        return
+    from kvcore.memory.kernels.triton_kernels import slots_of_tokens
+
+    args = {
+        "table_ptr": table_SN, "table_stride": table_SN.stride(0), "first_block_ptr": first_block_S,
+        "rows_ptr": rows_T, "positions_ptr": positions_T, "out_ptr": out_T, "tokens": tokens,
+        "total": len(out_T), "block_size": block_size, "columns": table_SN.shape[1], "world": world,
+        "rank": rank, "BLOCK": BLOCK,
+    }  # fmt: skip
+    launcher(slots_of_tokens, (-(-len(out_T) // BLOCK),), args, num_warps=4)
+
+
+def slot_mapping_of_step(
+    table_SN: torch.Tensor,
+    first_block_S: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_computed_S: torch.Tensor,
+    block_size: int,
+    out_T: torch.Tensor,
+    *,
+    world: int = 1,
+    rank: int = 0,
+    interpret: bool = False,
+) -> None:
+    """The same from query starts alone, with nothing per token to upload.
+
+    Args:
+        table_SN: int32 [S, columns], as for `slot_mapping`.
+        first_block_S: int32 [S].
+        query_start_loc: int32 [S + 1] prefix sums of the step's tokens.
+        num_computed_S: int32 [S] position of each sequence's first token in this step.
+        block_size: Tokens of the table's blocks.
+        out_T: int64 [capacity], written whole: entries after the last token become -1 (padding).
+        world: Ranks that the context is interleaved over.
+        rank: This rank.
+        interpret: Run the Triton kernel in its interpreter.
+    """
+    launcher = launcher_for(table_SN.device, interpret)
+    seqs = len(query_start_loc) - 1
+    if launcher is None:
+        counts_S = query_start_loc.diff()
+        rows_T = torch.repeat_interleave(torch.arange(seqs, device=counts_S.device), counts_S)
+        shift_S = num_computed_S - query_start_loc[:-1]
+        positions_T = torch.arange(len(rows_T), device=counts_S.device) + shift_S[rows_T]
+        slot_mapping(table_SN, first_block_S, rows_T, positions_T, block_size, out_T, world=world, rank=rank)
+        return
+    from kvcore.memory.kernels.triton_kernels import slots_of_sequences
+
+    args = {
+        "table_ptr": table_SN, "table_stride": table_SN.stride(0), "first_block_ptr": first_block_S,
+        "starts_ptr": query_start_loc, "computed_ptr": num_computed_S, "out_ptr": out_T, "seqs": seqs,
+        "total": len(out_T), "block_size": block_size, "columns": table_SN.shape[1], "world": world,
+        "rank": rank, "BLOCK": BLOCK,
+    }  # fmt: skip
+    launcher(slots_of_sequences, (seqs + 1,), args, num_warps=4)
+
+
+def _in_torch(
+    table_SN: torch.Tensor,
+    first_block_S: torch.Tensor,
+    rows_T: torch.Tensor,
+    positions_T: torch.Tensor,
+    block_size: int,
+    out_T: torch.Tensor,
+    world: int,
+    rank: int,
+) -> None:
     local_T = positions_T if world == 1 else positions_T.div(world, rounding_mode="floor")
     columns_T = local_T.div(block_size, rounding_mode="floor") - first_block_S[rows_T]
     if world > 1:

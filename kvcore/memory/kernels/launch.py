@@ -1,0 +1,94 @@
+"""`Launcher`: runs a Triton kernel, compiled for the device or interpreted on the host.
+
+The interpreter is chosen here, by hand, and not by an environment variable: one process can interpret
+kernels, compile them ahead of time, and check their launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from kvcore.errors import BackendUnavailableError
+
+Grid = tuple[int, ...]
+
+
+class Launcher:
+    """Runs kernels.
+
+    Args:
+        interpret: Interpret the kernel's source on CPU tensors: slow, for finding faults.
+    """
+
+    def __init__(self, *, interpret: bool = False) -> None:
+        self.interpret = interpret
+
+    def __call__(self, kernel: Any, grid: Grid, args: Mapping[str, Any], **options: int) -> None:
+        """Launch `kernel`.
+
+        Args:
+            kernel: A function under `triton.jit`.
+            grid: Programs along each axis; nothing runs where one is 0.
+            args: Every argument of the kernel by name, compile-time constants included.
+            options: ``num_warps`` and ``num_stages``.
+        """
+        if 0 in grid:
+            return
+        if self.interpret:
+            alone = {name: _alias(value) for name, value in args.items()}
+            interpreted(kernel)[grid](**alone)
+        else:
+            kernel[grid](**args, **options)
+
+
+def launcher_for(device: torch.device, interpret: bool) -> Launcher | None:
+    """The launcher for tensors on `device`, or None where the torch twin serves."""
+    if not interpret and device.type != "cuda":
+        return None
+    return Launcher(interpret=interpret)
+
+
+@lru_cache(maxsize=64)
+def interpreted(kernel: Any) -> Any:
+    """`kernel` for the interpreter, the helpers that it calls included.
+
+    Raises:
+        BackendUnavailableError: Triton is not installed.
+    """
+    try:
+        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "Triton is not installed", field="interpret", got=True, remedy="pip install 'kvcore[triton]'"
+        ) from error
+
+    def plain(function: Any) -> Any:
+        # A function with globals of its own, in which helpers under `triton.jit` are interpreted too.
+        own = dict(function.__globals__)
+        for name in function.__code__.co_names:
+            if isinstance(own.get(name), JITFunction):
+                own[name] = InterpretedFunction(plain(own[name].fn)).rewrite()
+        made = types.FunctionType(function.__code__, own, function.__name__, function.__defaults__)
+        made.__annotations__ = function.__annotations__
+        return made
+
+    return InterpretedFunction(plain(kernel.fn))
+
+
+def _alias(value: Any) -> Any:
+    """A tensor of one element at the same address.
+
+    The interpreter copies the whole storage of every argument back onto itself after a launch, which for
+    an arena would be gigabytes; and a view's storage is the arena.
+    """
+    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        return value
+    window = (ctypes.c_char * value.itemsize).from_address(value.data_ptr())
+    return torch.frombuffer(window, dtype=torch.uint8).view(value.dtype)
