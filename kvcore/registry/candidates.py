@@ -92,7 +92,7 @@ def judge(spec: type[BackendSpec], question: Question, options: Any = None) -> V
 
 def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict:
     missing = spec.unavailable(options)
-    stand_in = any(getattr(options, name, False) for name in STAND_INS)
+    stand_in = any(getattr(options, name, False) for name in (*STAND_INS, *spec.stand_ins))
     unsupported = spec.unsupported_device(question.device, options)
     for query in question.queries:
         unsupported = unsupported or spec.unsupported(query, options)

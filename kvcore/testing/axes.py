@@ -9,10 +9,12 @@ from kvcore.testing.cases import Base, Seq
 
 PHASES = ("prefill", "chunked", "decode", "multi_token", "mixed", "prefix_hit")
 SCALES = (0.3, 1.0, 7.0)
-# The formats that are judged in full; others follow with the kernels that read them.
+# Every dtype, and every granularity of scales.
 QUANTIZED: Mapping[str, dict[str, Any]] = {
     "int8_token_head": {"cache_dtype": "int8", "quant": "token_head"},
     "fp8_e4m3_tensor": {"cache_dtype": "fp8_e4m3", "quant": "tensor"},
+    "fp8_e5m2_head": {"cache_dtype": "fp8_e5m2", "quant": "head"},
+    "fp8_e4m3_token_head": {"cache_dtype": "fp8_e4m3", "quant": "token_head"},
 }
 # Features that must not disturb one another.
 COMBINED: Mapping[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Positions = int | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,16 @@ class Answer(NamedTuple):
     bias_TH: Array
 
 
-def sees(rules: Rules, i: int, j: int) -> bool:
-    """Whether the query at position i sees the key at position j."""
-    if rules.causal and j > i:
-        return False
-    if rules.window is not None and not i - rules.window < j < i + rules.window:
-        return False
-    return rules.chunk is None or j // rules.chunk == i // rules.chunk
+def sees(rules: Rules, i: Positions, j: Positions) -> npt.NDArray[np.bool_]:
+    """Whether the query at position i sees the key at position j; arrays broadcast."""
+    seen = np.ones(np.broadcast_shapes(np.shape(i), np.shape(j)), dtype=bool)
+    if rules.causal:
+        seen &= np.less_equal(j, i)
+    if rules.window is not None:
+        seen &= np.abs(np.subtract(i, j)) < rules.window
+    if rules.chunk is not None:
+        seen &= np.equal(np.floor_divide(i, rules.chunk), np.floor_divide(j, rules.chunk))
+    return seen
 
 
 def attention(
@@ -93,7 +97,7 @@ def attention(
     row = 0
     for k, v, computed, scheduled in zip(keys, values, num_computed, num_scheduled, strict=True):
         for i in range(computed, computed + scheduled):
-            seen = np.array([j for j in range(len(k)) if sees(rules, i, j)], dtype=int)
+            seen = np.flatnonzero(sees(rules, i, np.arange(len(k))))
             if len(seen):
                 for h in range(heads):
                     kv_head = h // (heads // k.shape[1])

@@ -1,9 +1,11 @@
 """Reference encode and decode of cached values: plain dtypes, int8 and fp8, independent of any backend.
 
-int8, token_head   scale = amax / 127 over one token and head, float32, a field of the page; a token of
-                   zeros has scale 0 and codes 0; codes are value / scale, half to even, -127 .. 127
-fp8, tensor/head   code = the nearest e4m3 value of value / scale, ties to the even code, clamped to
-                   the largest finite value (448); the scale is the layer's constant
+token_head     scale = amax / top over one token and head, float32, a field of the page; a token of zeros
+               has scale 0 and codes 0
+tensor, head   the scale is the layer's constant
+int8           code = value / scale, half to even, -127 .. 127; top is 127
+fp8            code = the nearest fp8 value of value / scale, ties to the even code, clamped to the largest
+               finite value, which is top: 448 (e4m3), 57344 (e5m2)
 """
 
 from __future__ import annotations
@@ -54,14 +56,19 @@ def encode(content: KVHeads, name: str, values_nKD: Array, scale: Array | None) 
     if content.quant is None:
         return {name: torch.from_numpy(values_nKD).to(torch_dtype(content.dtype))}
     if content.quant.granularity == "token_head":
-        scale_nK = (np.abs(values_nKD).max(axis=2) / 127).astype(np.float32)
+        scale_nK = (np.abs(values_nKD).max(axis=2) / top(content.dtype)).astype(np.float32)
         divisor = np.where(scale_nK == 0, 1, scale_nK).astype(np.float64)
-        codes = np.clip(np.rint(values_nKD / divisor[..., None]), -127, 127).astype(np.int8)
-        return {name: torch.from_numpy(codes), f"{name}_scale": torch.from_numpy(scale_nK)}
-    wide = values_nKD / _constant(scale)
-    if content.dtype == "int8":
-        return {name: torch.from_numpy(np.clip(np.rint(wide), -127, 127).astype(np.int8))}
-    return {name: torch.from_numpy(_nearest_fp8(content.dtype, wide)).view(torch_dtype(content.dtype))}
+        codes = _codes(content.dtype, values_nKD / divisor[..., None])
+        return {name: codes, f"{name}_scale": torch.from_numpy(scale_nK)}
+    return {name: _codes(content.dtype, values_nKD / _constant(scale))}
+
+
+def top(name: str) -> float:
+    """The largest number that a quantized dtype holds."""
+    if name == "int8":
+        return 127.0
+    values = fp8_values(name)
+    return float(values[np.isfinite(values)].max())
 
 
 def decode(content: KVHeads, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None) -> Array:
@@ -94,7 +101,7 @@ def write_problem(
     if content.quant.granularity == "token_head":
         got_scale, want_scale = (f[f"{name}_scale"].double().numpy() for f in (fields, want))
         if not np.allclose(got_scale, want_scale, rtol=2.0**-21, atol=0, equal_nan=False):
-            return f"field {name}_scale is not amax / 127 of its token and head"
+            return f"field {name}_scale is not amax / {top(content.dtype):g} of its token and head"
         step = want_scale[..., None]
     else:
         step = _constant(scale)
@@ -109,6 +116,12 @@ def write_problem(
             f"nearest to {values_nKD[where]:.6g} is {best[where]:.6g}"
         )
     return None
+
+
+def _codes(name: str, wide: Array) -> torch.Tensor:
+    if name == "int8":
+        return torch.from_numpy(np.clip(np.rint(wide), -127, 127).astype(np.int8))
+    return torch.from_numpy(_nearest_fp8(name, wide)).view(torch_dtype(name))
 
 
 def _constant(scale: Array | None) -> Array:

@@ -30,6 +30,7 @@ def run(
     facts: DeviceFacts | None = None,
     stop_at_first: bool = False,
     probe_refused: bool = True,
+    max_cost: int | None = None,
     report: Report | None = None,
 ) -> list[CellResult]:
     """Run the kit against one backend.
@@ -44,6 +45,7 @@ def run(
         facts: The device; None is the one of this machine.
         stop_at_first: Stop at the first failure.
         probe_refused: Run refused cases as well (on a CPU only), to report what is understated.
+        max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 always runs.
         report: Told of each result as it comes.
 
     Returns:
@@ -55,7 +57,8 @@ def run(
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
     found: list[CellResult] = []
-    for result in _cells(spec, cases, level, dict(where or {}), options, facts or here(), probe_refused):
+    asked = (cases, level, dict(where or {}), options, facts or here(), probe_refused, max_cost)
+    for result in _cells(spec, *asked):
         found.append(result)
         if report is not None:
             report(result)
@@ -99,7 +102,7 @@ def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
 
 def _cells(
     spec: type[BackendSpec], cases: Sequence[Case] | None, level: str, where: dict[str, str], options: Any,
-    facts: DeviceFacts, probe: bool,
+    facts: DeviceFacts, probe: bool, max_cost: int | None,
 ) -> Iterator[CellResult]:  # fmt: skip
     name = str(getattr(spec, "name", spec))
     version = getattr(spec, "api_version", None)
@@ -119,6 +122,8 @@ def _cells(
         return
     cell = Cell(place, rung, probe)
     for case in chosen:
+        if max_cost is not None and case.cost > max_cost:
+            continue
         if missing is not None and case.level != "L0":
             yield CellResult(case, name, "skipped", rung, missing)
         else:

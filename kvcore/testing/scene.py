@@ -330,7 +330,8 @@ class Scene:
         """Tokens that some query of the step sees, and, for a shared cache, the step's own tokens."""
         seq, rules = self.case.seqs[s], layer.rules()
         end = seq.length if layer.layer.shared else seq.computed
-        tokens = [j for j in range(end) if any(sees(rules, i, j) for i in range(seq.computed, seq.length))]
+        queries = np.arange(seq.computed, seq.length)
+        tokens = np.flatnonzero(sees(rules, queries[:, None], np.arange(end)).any(axis=0)).tolist()
         slots = [self.slots[layer.kv_group][s][j] for j in tokens]
         if not tokens:
             return
