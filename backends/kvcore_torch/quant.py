@@ -1,4 +1,12 @@
-"""Quantized caches: int8 with a float32 scale for each token and head, fp8 e4m3 with one scale a tensor."""
+"""Quantized caches: int8 and fp8 codes with a scale for the tensor, for each head, or for each token and head.
+
+    scale    tensor, head    a constant of the layer (1 where it brings none)
+             token_head      amax / top over one token and head, float32, a field of the page
+    code     value / scale, rounded half to even, clamped to -top .. top
+    top      int8 127, fp8 e4m3 448, fp8 e5m2 57344
+
+A token of zeros has scale 0 and codes 0.
+"""
 
 from __future__ import annotations
 
@@ -23,41 +31,47 @@ def encode(
         stored: dtype of the field.
 
     Returns:
-        The field [T, K, D], and for token-and-head scales ``<name>_scale`` float32 [T, K]. A token of zeros
-        has scale 0 and reads back as zeros.
+        The field [T, K, D], and for token-and-head scales ``<name>_scale`` float32 [T, K].
     """
     wide = values_TKD.float()
+    top = torch.finfo(stored).max if stored.is_floating_point else INT8_TOP
     if layer.query.quant == "token_head":
-        scale_TK = wide.abs().amax(-1) / INT8_TOP
-        divisor = scale_TK.masked_fill(scale_TK == 0, 1)
-        codes = (wide / divisor[..., None]).round_().clamp_(-INT8_TOP, INT8_TOP)
-        return {name: codes.to(stored), f"{name}_scale": scale_TK}
-    top = torch.finfo(stored).max
-    return {name: (wide / constant_scale(layer, name)).clamp_(-top, top).to(stored)}
+        scale_TK = wide.abs().amax(-1) / top
+        divisor = scale_TK.masked_fill(scale_TK == 0, 1)[..., None]
+        return {name: _codes(wide / divisor, top, stored), f"{name}_scale": scale_TK}
+    return {name: _codes(wide / constant_scale(layer, name), top, stored)}
 
 
 def decode(
     layer: AttentionLayer, name: str, values_KnD: torch.Tensor, scales_Kn: torch.Tensor | None
 ) -> torch.Tensor:
     """The values that gathered codes [K, n, D] stand for; `scales_Kn` where the page holds scales."""
-    if scales_Kn is not None:
-        return values_KnD * scales_Kn[..., None].to(values_KnD.dtype)
     if layer.query.quant is None:
         return values_KnD
-    return values_KnD * constant_scale(layer, name).to(values_KnD.dtype)
+    if scales_Kn is not None:
+        return values_KnD * scales_Kn[..., None].to(values_KnD.dtype)
+    scale = constant_scale(layer, name).to(values_KnD.dtype)
+    return values_KnD * (scale[..., None] if scale.dim() else scale)
 
 
 def constant_scale(layer: AttentionLayer, name: str) -> torch.Tensor:
-    """The layer's float32 scale of a tensor; 1 where the checkpoint brings none."""
+    """The layer's float32 scale, [] or [K, 1]; 1 where the checkpoint brings none."""
     found = layer.k_scale if name == "k" else layer.v_scale
-    return torch.ones(()) if found is None else found
+    if found is None:
+        return torch.ones(())
+    return found[:, None] if found.dim() else found
 
 
 def as_bytes(field: torch.Tensor) -> torch.Tensor:
     """An fp8 field as bytes: torch indexes those and not fp8. Other fields as they are."""
-    return field.view(torch.uint8) if field.dtype == torch.float8_e4m3fn else field
+    return field.view(torch.uint8) if field.is_floating_point() and field.itemsize == 1 else field
 
 
 def scale_field(cache: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
     """The view of ``<name>_scale``, or None where the page holds none."""
     return cache.get(f"{name}_scale")
+
+
+def _codes(wide: torch.Tensor, top: float, stored: torch.dtype) -> torch.Tensor:
+    rounded = wide if stored.is_floating_point else wide.round()
+    return rounded.clamp(-top, top).to(stored)

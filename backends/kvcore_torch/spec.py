@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
-# The granularity of scales that goes with each quantized dtype.
-QUANTIZED = {"int8": "token_head", "fp8_e4m3": "tensor"}
+QUANTIZED = ("int8", "fp8_e4m3", "fp8_e5m2")
 LAYOUTS = ("auto", "kv_first", "hnd")
 
 CAPABILITIES = Capabilities(
@@ -39,7 +38,7 @@ CAPABILITIES = Capabilities(
         "unlike_dims",
         "quant",
     ),
-    granularities=("tensor", "token_head"),
+    granularities=("tensor", "head", "token_head"),
 )
 
 
@@ -94,11 +93,11 @@ class TorchBackendSpec(BackendSpec):
 
     @classmethod
     def unsupported(cls, query: AttentionQuery, options: TorchOptions) -> Unsupported | None:
-        """The first fact outside the table, or a granularity that its dtype does not go with."""
+        """The first fact outside the table, or a quantized cache without a granularity of scales."""
         refused = CAPABILITIES.check(query)
-        wanted = QUANTIZED.get(query.cache_dtype)
-        if refused is None and query.quant != wanted:
-            return Unsupported("quant", query.quant, [wanted] if wanted else "none")
+        quantized = query.cache_dtype in QUANTIZED
+        if refused is None and quantized != (query.quant is not None):
+            return Unsupported("quant", query.quant, CAPABILITIES.granularities if quantized else "none")
         return refused
 
     @classmethod
@@ -118,7 +117,7 @@ class TorchBackendSpec(BackendSpec):
                 field="backends.torch.layout", got="kv_first", allowed=("auto", "hnd"),
                 remedy="set backends.torch.layout=hnd",
             )  # fmt: skip
-        if content.quant is not None and QUANTIZED.get(content.dtype) != content.quant.granularity:
+        if content.dtype not in (*FLOATS, *QUANTIZED):
             return ()
         found: list[PageLayout] = []
         if options.layout != "kv_first":

@@ -74,8 +74,7 @@ FACTS = {
 # Which fact is refused, by backend; what is not listed is served.
 REFUSALS = {
     "torch": {
-        "fp8_head": "cache_dtype", "int4_token_head": "cache_dtype", "latent": "content",
-        "graph_capture": "graph_capture",
+        "int4_token_head": "cache_dtype", "latent": "content", "graph_capture": "graph_capture",
     },
     "triton": {
         "float64": "dtype", "float16_cache": "cache_dtype", "int4_token_head": "cache_dtype",
