@@ -19,6 +19,7 @@ from kvcore.errors import ConfigError
 from kvcore.models.config_json import read_config
 from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
+from kvcore.models.stored_as import stored_as
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose
 from kvcore.spec.dtypes import nbytes
@@ -76,7 +77,13 @@ def build(
     facts = model_facts(
         geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry)
     )
-    facts = replace(facts, weight_bytes=_weight_bytes(model, facts))
+    facts = stored_as(
+        replace(facts, weight_bytes=_weight_bytes(model, facts)),
+        content=config.cache.content,
+        retention=config.cache.retention,
+        contents=registry.contents,
+        retentions=registry.retentions,
+    )
     length, notes = _max_model_len(config, facts, purpose)
     settings = EngineSettings(
         facts=facts,

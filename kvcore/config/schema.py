@@ -78,6 +78,8 @@ class CacheKeys:
         None, "granularity of scales of quantized types", choices=("tensor", "head", "token_head")
     )
     scale_file: str | None = key(None, "file with tensor or head scales")
+    content: str = key("auto", "what a token stores; plugins bring more kinds")
+    retention: str = key("auto", "how long tokens stay; plugins bring more kinds")
     placement: str = key("auto", "where pages lie; auto is slots", choices=("auto", "slots", "packed"))
     memory: str | None = key(None, "bytes of the arena, such as 2GiB; not with num_blocks")
     num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)

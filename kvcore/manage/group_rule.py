@@ -7,7 +7,7 @@ from math import gcd, lcm
 
 from kvcore.errors import NotBuiltError, SpecError
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
-from kvcore.spec.retention import Chunk, Full, Retention, Window
+from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
 
 class GroupRule:
@@ -16,7 +16,8 @@ class GroupRule:
     Args:
         index: The group's index.
         block_size: Tokens of a block.
-        retention: `Full`, `Window` without kept first tokens, or `Chunk`.
+        retention: `Full`, `Window` without kept first tokens, `Chunk`, or one of a plugin: what it keeps of
+            a sequence is a tail, which begins at `first_needed`.
 
     Attributes:
         drops: Whether tokens are ever given up.
@@ -27,11 +28,11 @@ class GroupRule:
     __slots__ = ("block_size", "drops", "index", "retention", "stores_nothing")
 
     def __init__(self, index: int, block_size: int, retention: Retention) -> None:
-        if not isinstance(retention, Full | Window | Chunk):
+        if isinstance(retention, Encoder | Latest):
             raise NotBuiltError(
                 f"the manager does not serve the retention {type(retention).__name__} yet",
                 field=f"kv_cache_groups[{index}].spec.retention", got=type(retention).__name__,
-                allowed=("Full", "Window", "Chunk"),
+                allowed=("Full", "Window", "Chunk", "those of plugins"),
             )  # fmt: skip
         if isinstance(retention, Window) and retention.keep_first:
             raise NotBuiltError(

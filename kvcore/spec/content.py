@@ -51,6 +51,15 @@ class Content(ABC):
     kind: ClassVar[str]
     per_request: ClassVar[bool] = False
 
+    @classmethod
+    def instead_of(cls, content: Content) -> Content | None:
+        """What this class stores instead of `content` where `cache.content=<kind>` asks for it; None: nothing.
+
+        A content of a plugin becomes usable by this method: a model's caches are described in the core's own
+        contents first.
+        """
+        return None
+
     @abstractmethod
     def fields(self) -> tuple[LogicalField, ...]:
         """The fields in their canonical order."""

@@ -46,6 +46,14 @@ class Retention(ABC):
 
     kind: ClassVar[str]
 
+    @classmethod
+    def instead_of(cls, retention: Retention) -> Retention | None:
+        """What serves in place of `retention` where `cache.retention=<kind>` asks for this class; None: nothing.
+
+        It keeps at least what `retention` keeps.
+        """
+        return None
+
     @abstractmethod
     def first_needed(self, position: int) -> int:
         """The first token that a query at `position`, or any later one, may read."""
