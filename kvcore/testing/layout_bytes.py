@@ -62,7 +62,7 @@ def element_addresses(config: KVCacheConfig, cache: CacheId, name: str, slots: S
     group = config.group_of(cache)
     index = [f.name for f in group.layout.layout.fields].index(name)
     field = group.layout.layout.fields[index]
-    base, stride = _field_place(config, group, group.shared.get(cache, cache), index)
+    base, stride = field_place(config, group, group.shared.get(cache, cache), index)
     sizes = field_sizes(field, group.kernel_block_size)
     steps, step = [0] * len(sizes), _WIDTH[field.dtype]
     for axis in range(len(sizes) - 1, -1, -1):
@@ -89,7 +89,7 @@ def _along(
     return total
 
 
-def _field_place(
+def field_place(
     config: KVCacheConfig, group: KVCacheGroupSpec, owner: CacheId, index: int
 ) -> tuple[int, int]:
     """Byte of a field in kernel block 0, and bytes from one kernel block to the next."""

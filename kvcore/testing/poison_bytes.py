@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
-from kvcore.testing.layout_bytes import element_addresses
+from kvcore.testing.layout_bytes import field_bytes, field_place
 
 Memory = npt.NDArray[np.uint8]
 # Little-endian byte patterns by dtype: NaN (where there is one), Inf, and a large finite number. int8 has
@@ -60,11 +60,13 @@ def _fill(
     blocks: Sequence[int],
     codes: dict[str, bytes],
 ) -> None:
-    if not blocks:
-        return
-    slots = [b * group.block_size + i for b in blocks for i in range(group.block_size)]
+    """The pattern of its dtype in every field of some blocks: a field of a kernel block is one run of bytes."""
     for cache in group.cache_ids:
-        for field in group.layout.layout.fields:
+        for index, field in enumerate(group.layout.layout.fields):
+            base, stride = field_place(config, group, cache, index)
             code = np.frombuffer(codes[field.dtype], dtype=np.uint8)
-            at = element_addresses(config, cache, field.name, slots)
-            memory[at[..., None] + np.arange(len(code))] = code
+            run = np.tile(code, field_bytes(field, group.kernel_block_size) // len(code))
+            for block in blocks:
+                for kernel in range(block * group.ratio, (block + 1) * group.ratio):
+                    start = base + kernel * stride
+                    memory[start : start + len(run)] = run
