@@ -63,14 +63,17 @@ def sweeps(base: Base) -> dict[str, Sweep]:
             f"{a}x{b}": ({"head_dim": a, "head_dim_v": b}, ("decode", "mixed"))
             for a, b in ((2 * d, d), (d, 2 * d), (192, 128))
         },
+        # Three blocks in one are no power of two.
         "block_size": {
-            str(n): ({"block_size": n}, ("mixed", "decode")) for n in (4, 16, 32, 64) if n != p
+            name: ({"block_size": n}, ("mixed", "decode"))
+            for name, n in (("4", 4), ("16", 16), ("32", 32), ("64", 64), ("3P", 3 * p)) if n != p
         },
         "kernel_ratio": {str(r): ({"kernel_ratio": r}, ("decode", "mixed", "prefix_hit")) for r in (2, 4)},
         "chunk": chunks,
         "mask": {
             "bidirectional": ({"causal": False}, several),
             "bidirectional+window": ({"causal": False, "window": 4}, several),
+            "bidirectional+alibi": ({"causal": False, "alibi": True}, several),
         },
         "scale": {"0.3": ({"scale": 0.3}, PHASES), "0.05": ({"scale": 0.05}, PHASES)},
         "softcap": {"1.5": ({"softcap": 1.5}, PHASES)},

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcore.testing import axes as ax
 from kvcore.testing.cases import Case, Seq
+from kvcore.testing.catalogue_random import random_steps
 from kvcore.testing.make import Maker
 
 
@@ -66,6 +67,7 @@ def level_3(m: Maker) -> Iterator[Case]:
                      neighbour="float32", k_scale=0.3, **quant)  # fmt: skip
     yield m.case("L3", "offsets", "offsets>2^31", "decode", tier="full")
     yield m.case("L3", "offsets", "offsets>2^31", "mixed", tier="full")
+    yield from random_steps(m)
 
 
 def level_4(m: Maker) -> Iterator[Case]:

@@ -45,6 +45,7 @@ def level_1(m: Maker) -> Iterator[Case]:
     for n in (1, 4, 16, 64):
         if n != p:
             yield write(f"block_size={n}", block_size=n, tier="quick" if n in (1, 16) else "full")
+    yield write("block_size=3P", block_size=3 * p)  # no power of two
     yield write("gqa=all", num_kv_heads=1, gqa=8)
     yield write("heads=5", num_kv_heads=5, gqa=1)
     yield write("head_dim_v", head_dim=2 * d, head_dim_v=d, layers=2)
