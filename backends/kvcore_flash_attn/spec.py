@@ -1,33 +1,28 @@
-"""What the FlashAttention-2 backend declares. Its kernels are not built in this version."""
+"""What the FlashAttention backend declares. Imports neither torch nor flash_attn."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
+from kvcore.attention.query import AttentionQuery, Unsupported
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnavailableError
+from kvcore.errors import ConfigError, NotBuiltError
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.layout import KernelBlocks, LayoutOption, nhd
+from kvcore_flash_attn.variants import ELSEWHERE, PLANNED, VARIANTS, Variant
 
 if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend
 
-LOWEST_CAPABILITY = (8, 0)
-# Pages must hold a multiple of 256 tokens (checked in the library's C++).
-PAGE_STEP = 256
-HEAD_DIMS = tuple(range(8, 257, 8))
-
-CAPABILITIES = Capabilities(
-    contents=("kv",),
-    dtypes=("float16", "bfloat16"),
-    cache_dtypes=(),  # the queries' own dtype: no fp8 caches
-    features=("bidirectional", "window", "scale", "softcap", "alibi", "lse"),
-    head_dims=HEAD_DIMS,
-)
+INSTALL = "pip install --no-build-isolation flash-attn==2.8.3.post2"
+# With this variable set, flash_attn runs AMD kernels that take a block table and ignore it.
+AMD_SWITCH = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 
 
 @dataclass(frozen=True)
@@ -35,60 +30,109 @@ class FlashAttnOptions:
     """Options of the FlashAttention backend.
 
     Attributes:
+        variant: Generation of the library; ``fa2`` is the one that is built.
         emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
     """
 
+    variant: str = "fa2"
     emulate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.variant in PLANNED:
+            raise NotBuiltError(
+                f"{PLANNED[self.variant]} is another package and not built yet",
+                field="backends.flash_attn.variant", got=self.variant, allowed=list(VARIANTS),
+                remedy="use backends.flash_attn.variant=fa2",
+            )  # fmt: skip
+        if self.variant not in VARIANTS:
+            raise ConfigError(
+                "unknown variant of FlashAttention",
+                field="backends.flash_attn.variant", got=self.variant, allowed=list(VARIANTS),
+            )  # fmt: skip
 
 
 class FlashAttnBackendSpec(BackendSpec):
-    """FlashAttention-2 over pages of 256 tokens: half precision, no sinks, no fp8, K and V of one dim."""
+    """FlashAttention over pages of 256 tokens: half precision, no sinks, no fp8, K and V of one dim."""
 
     name = "flash_attn"
     priority: ClassVar[Mapping[str, int]] = {"cuda": 90}
     Config = FlashAttnOptions
+    stand_ins: ClassVar[Mapping[str, str]] = {"emulate": "emulated"}
+    # The forward pass is deterministic (the library's own promise). Not batch-invariant: how keys are split
+    # follows from the batch.
+    deterministic = True
+    # Whole tiles of keys and values are multiplied and masked afterwards.
+    reads_unwritten_slots = True
     max_offset_bits = 63
 
     @classmethod
     def unavailable(cls, options: FlashAttnOptions) -> str | None:
-        """The adapter is not built in this version."""
-        asked = "backends.flash_attn.emulate=true cannot be served: " if options.emulate else ""
-        return (
-            f"{asked}the kernels of backend flash_attn are not built in this version of kvcore; "
-            "choose another backend, such as backend=torch"
-        )
+        """The package, its version, its compiled extension (not in emulation), the switch to AMD kernels."""
+        variant = VARIANTS[options.variant]
+        reason = _wrong_package(variant)
+        if reason is not None:
+            return reason
+        if os.environ.get(AMD_SWITCH, "FALSE") == "TRUE":
+            return f"{AMD_SWITCH}=TRUE makes flash_attn ignore block tables; unset it"
+        if not options.emulate and find_spec(variant.extension) is None:
+            return (
+                f"{variant.distribution} is installed without its CUDA kernels ({variant.extension}); "
+                f"on a machine with CUDA and nvcc: {INSTALL}"
+            )
+        return None
 
     @classmethod
     def unsupported_device(cls, facts: DeviceFacts, options: FlashAttnOptions) -> Unsupported | None:
         """CUDA from compute capability 8.0; a CPU only in emulation."""
         if facts.kind == "cuda":
-            if facts.capability is None or facts.capability >= LOWEST_CAPABILITY:
+            lowest = VARIANTS[options.variant].lowest_capability
+            if facts.capability is None or facts.capability >= lowest:
                 return None
-            return Unsupported("compute capability", facts.capability, f">= {LOWEST_CAPABILITY}")
+            return Unsupported("compute capability", facts.capability, f">= {lowest}")
         if facts.kind == "cpu" and options.emulate:
             return None
         return Unsupported("device", facts.kind, "cuda, or cpu with backends.flash_attn.emulate=true")
 
     @classmethod
     def unsupported(cls, query: AttentionQuery, options: FlashAttnOptions) -> Unsupported | None:
-        """The first fact outside the table."""
-        return CAPABILITIES.check(query)
+        """The first fact outside the variant's table; what only another variant has is named as such."""
+        refused = VARIANTS[options.variant].capabilities.check(query)
+        if refused is not None and refused.field in ELSEWHERE:
+            return replace(refused, allowed=ELSEWHERE[refused.field])
+        return refused
 
     @classmethod
     def layouts(
         cls, spec: KVCacheSpec, facts: DeviceFacts, options: FlashAttnOptions
     ) -> Sequence[LayoutOption]:
-        """``nhd``, then ``kv_first``, in multiples of 256 tokens."""
+        """``nhd``, then ``kv_first``, in multiples of the variant's page step."""
         content = spec.content
         if not isinstance(content, KVHeads) or content.quant is not None or content.head_dim != content.v_dim:
             return ()
+        blocks = KernelBlocks(multiple_of=VARIANTS[options.variant].page_step)
         found = (nhd(content), nhd(content, name="kv_first", order="field_first"))
-        return [LayoutOption(layout, KernelBlocks(multiple_of=PAGE_STEP)) for layout in found]
+        return [LayoutOption(layout, blocks) for layout in found]
 
     @classmethod
     def create(cls, device: str, options: Any) -> AttentionBackend:
-        """Refused until the adapter is built."""
-        raise BackendUnavailableError(
-            "backend flash_attn is declared but its kernels are not built yet",
-            field="backend", got="flash_attn", remedy="choose another backend, such as backend=torch",
-        )  # fmt: skip
+        """The backend itself; imports flash_attn and checks the keywords that are passed to it.
+
+        Raises:
+            BackendUnavailableError: The library is missing, or takes other keywords.
+        """
+        from kvcore_flash_attn.backend import FlashAttnBackend
+        from kvcore_flash_attn.library import load
+
+        return FlashAttnBackend(device, load(options))
+
+
+def _wrong_package(variant: Variant) -> str | None:
+    try:
+        found = version(variant.distribution)
+    except PackageNotFoundError:
+        return f"{variant.distribution} is not installed; {INSTALL}"
+    lowest, below = variant.versions
+    parts = tuple(int(p) for p in found.split("+")[0].split(".")[:2] if p.isdigit())
+    if not lowest <= parts < below or find_spec(variant.module.partition(".")[0]) is None:
+        return f"{variant.distribution} {found} is installed, 2.8 or a later 2.x is needed; {INSTALL}"
+    return None

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from kvcore_flash_attn.spec import FlashAttnBackendSpec, FlashAttnOptions
-from kvcore_flashinfer.spec import FlashInferBackendSpec, FlashInferOptions
+from kvcore_flash_attn.spec import FlashAttnBackendSpec
+from kvcore_flashinfer.spec import FlashInferBackendSpec
 from kvcore_torch.spec import TorchBackendSpec, TorchOptions
 from kvcore_triton.spec import TritonBackendSpec, TritonOptions
 
@@ -139,8 +139,6 @@ def test_devices_that_need_not_be_here(name, device, options, served):
     ("name", "options", "asked"),
     [
         ("triton", TritonOptions(interpret=True), "backends.triton.interpret=true"),
-        ("flash_attn", FlashAttnOptions(emulate=True), "backends.flash_attn.emulate=true"),
-        ("flashinfer", FlashInferOptions(emulate=True), "backends.flashinfer.emulate=true"),
     ],
 )
 def test_kernels_that_are_not_built_say_so(name, options, asked):
