@@ -41,5 +41,7 @@ def attend_dense(
         total_Ht1 = total_Ht1 + torch.exp(sinks_H11 - peak_Ht1)
     probs_Htn = weights_Htn / total_Ht1
     out_tHV = torch.einsum("htn,nhv->thv", probs_Htn, values_nHV)
-    lse_Ht1 = peak_Ht1 + torch.log(total_Ht1)
-    return out_tHV, lse_Ht1.squeeze(-1).transpose(0, 1)
+    log_total_Ht1 = torch.log(total_Ht1)
+    lse_Ht1 = peak_Ht1 + log_total_Ht1
+    lse_tH = lse_Ht1.squeeze(-1).transpose(0, 1)
+    return out_tHV, lse_tH

@@ -49,7 +49,7 @@ class ReferenceSpec(BackendSpec):
     @classmethod
     def unavailable(cls, options: Any) -> str | None:
         """Needs torch alone."""
-        return None
+        return None  # needs torch alone
 
     @classmethod
     def unsupported_device(cls, facts: DeviceFacts, options: Any) -> Unsupported | None:

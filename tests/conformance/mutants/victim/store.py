@@ -33,9 +33,9 @@ def put(view_NP: torch.Tensor, slots: torch.Tensor, size: int, values: torch.Ten
 
 def take(view_NP: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
     """Read [slots, ...]."""
-    block = slots // size
-    offset = slots % size
-    return view_NP[block, offset]
+    from_block = slots // size
+    from_offset = slots % size
+    return view_NP[from_block, from_offset]
 
 
 def encode(

@@ -1,0 +1,94 @@
+"""`Mutant`: one line of the reference backend in `victim/` made wrong, as data; and how it comes to life."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from textwrap import indent
+
+from kvcore.attention.spec import BackendSpec
+from kvcore.testing import Case, all_cases
+
+VICTIM = Path(__file__).parent / "victim"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken backend.
+
+    Attributes:
+        name: Short name, also of its package.
+        level: The level that must kill it.
+        broken: What is wrong, in a sentence.
+        file: Which file of `victim/`.
+        old: The line that is changed, without indentation; it must appear once.
+        new: What stands there instead; several lines keep their own inner indentation.
+        cases: Beginnings of the ids of the level's cases that touch what is broken, in the order to run.
+        reports: The field reports that it stands for (docs/mutants.md says what they are).
+        alone: No other level kills it: leaving out its level would let it live.
+    """
+
+    name: str
+    level: str
+    broken: str
+    file: str
+    old: str
+    new: str
+    cases: tuple[str, ...] = field(kw_only=True)
+    reports: tuple[str, ...] = field(default=(), kw_only=True)
+    alone: bool = field(default=False, kw_only=True)
+
+    @property
+    def line(self) -> int:
+        """Index of the line in its file."""
+        lines = (VICTIM / self.file).read_text().splitlines()
+        found = [i for i, text in enumerate(lines) if text.strip() == self.old]
+        if len(found) != 1:
+            raise LookupError(f"{self.name}: {self.file} has {len(found)} lines {self.old!r}, not one")
+        return found[0]
+
+    def source(self) -> str:
+        """The whole file with the line changed."""
+        lines = (VICTIM / self.file).read_text().splitlines()
+        text = lines[self.line]
+        lines[self.line] = indent(self.new, text[: len(text) - len(text.lstrip())])
+        return "\n".join(lines) + "\n"
+
+    def spec(self, folder: Path) -> type[BackendSpec]:
+        """Its declaration, imported from a package of its own below `folder`."""
+        return load(f"mutant_{self.name}", {self.file: self.source()}, folder)
+
+    def selected(self) -> list[Case]:
+        """The cases of its level that touch what is broken."""
+        known = catalogue()
+        found = [c for start in self.cases for c in known if c.id.startswith(f"{self.level}.{start}")]
+        return list(dict.fromkeys(found))
+
+
+@cache
+def catalogue() -> tuple[Case, ...]:
+    """Every case of the kit, those of level full included."""
+    return tuple(all_cases("full"))
+
+
+def load(package: str, changed: dict[str, str], folder: Path) -> type[BackendSpec]:
+    """A copy of the victim with some files changed, as a package that any process can import.
+
+    Args:
+        package: Its name.
+        changed: File names and their text.
+        folder: Where it is written; put on `sys.path`.
+    """
+    home = folder / package
+    home.mkdir()
+    for path in VICTIM.glob("*.py"):
+        (home / path.name).write_text(changed.get(path.name, path.read_text()))
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    importlib.invalidate_caches()
+    module = importlib.import_module(f"{package}.spec")
+    found: type[BackendSpec] = module.ReferenceSpec
+    return found
