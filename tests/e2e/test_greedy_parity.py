@@ -22,12 +22,12 @@ NEW = 64
 PROMPTS = first_turns(16)
 SAMPLING = SamplingParams(max_tokens=NEW, ignore_eos=True)
 BASE = {"max_model_len": 512, "num_blocks": 600}
+KV_FIRST = {"options": {"torch": {"layout": "kv_first"}}}
 VARIANTS = {
     "plain, then again": BASE,
     "chunks of 16": {**BASE, "max_num_batched_tokens": 16, "max_num_seqs": 16},
-    "preempted": {**BASE, "num_blocks": 120},
+    "preempted, layout kv_first": {**BASE, **KV_FIRST, "num_blocks": 120},
     "block 32 over 16": {**BASE, "block_size": 32, "options": {"torch": {"kernel_block_size": 16}}},
-    "layout kv_first": {**BASE, "options": {"torch": {"layout": "kv_first"}}},
 }
 
 
@@ -80,9 +80,11 @@ def test_tokens_equal_transformers(smollm2, reference, variant):
     llm = make_llm(smollm2, **VARIANTS[variant])
     ours = [llm.tokenizer.encode(p, chat=chat) for chat in (True, False) for p in PROMPTS]
     assert ours == reference.prompts
+    layouts = {g.layout.layout.name for g in llm.plan.configs[0].kv_cache_groups}
+    assert layouts == ({"kv_first"} if variant.endswith("kv_first") else {"hnd"})
     requests = run(llm, reference.prompts)
     require_same(llm, reference, requests)
-    if variant == "preempted":
+    if variant.startswith("preempted"):
         assert llm.stats()["preemptions"] > 0
     if variant.endswith("again"):
         again = run(llm, reference.prompts)
