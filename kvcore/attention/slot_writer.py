@@ -6,27 +6,20 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.memory.kernels.cache_write import write_tokens
+from kvcore.memory.kernels.cache_write import write_slots
 from kvcore.spec.layout import TOKEN, LayoutField, SizedLayout
-
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class SlotWriter:
-    """Where the tokens of one step go, worked out once for all layers of a KV group.
+    """Writes fields in the order of any layout whose axes are not split, through the core's plain write.
 
     Args:
         slots_T: int64 [T] slot of each token; -1 writes nothing.
-        layout: How the fields lie; no axis may be split.
+        layout: How the fields lie.
     """
 
     def __init__(self, slots_T: torch.Tensor, layout: SizedLayout) -> None:
-        size = layout.kernel_block_size
-        written = (slots_T >= 0).nonzero().squeeze(1)
-        self.rows = None if len(written) == len(slots_T) else written
-        slots_T = slots_T if self.rows is None else slots_T[self.rows]
-        self.blocks = slots_T.div(size, rounding_mode="floor")
-        self.offsets = slots_T.remainder(size)
+        self.slots_T = slots_T
         self._order = {f.name: _token_first(f) for f in layout.layout.fields}
 
     def write(self, values: Mapping[str, torch.Tensor], cache: Mapping[str, torch.Tensor]) -> None:
@@ -37,12 +30,7 @@ class SlotWriter:
             cache: Per field the view [N, *axes in memory order].
         """
         for name, tokens_T in values.items():
-            field = cache[name]
-            tokens_T = tokens_T if self.rows is None else tokens_T[self.rows]
-            if field.dtype in _FP8:
-                # torch indexes bytes and not fp8: the codes are moved as they are.
-                tokens_T, field = tokens_T.to(field.dtype).view(torch.uint8), field.view(torch.uint8)
-            write_tokens(field.permute(self._order[name]), tokens_T, self.blocks, self.offsets)
+            write_slots(cache[name].permute(self._order[name]), tokens_T, self.slots_T)
 
 
 def _token_first(field: LayoutField) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Stand in for the compiled modules: batch decode on CUDA cores, batch prefill of the fa2 kernels.
 
-Arguments in the order of the C++ functions; they are called by position. Both have been the same from 0.6.13
-to 0.7.4.
+Arguments in the order of the C++ functions; they are called by position. From 0.6.13 to 0.7.4 only the
+plan of prefill has changed.
 """
 
 from __future__ import annotations
@@ -121,6 +121,18 @@ class PrefillModule:
     def ragged_run(self, *arguments: Any) -> None:
         """Contiguous keys and values."""
         check(False, "emulation: only paged keys and values are emulated")
+
+
+class LaterPrefillModule(PrefillModule):
+    """The same from 0.7 on."""
+
+    def plan(self, *arguments: Any) -> list[Any]:
+        """As before, and two more: a query length that all sequences are promised to have, or 0; a hint."""
+        *known, uniform_q_len, _ = arguments
+        lengths = torch.diff(known[3])
+        kept = uniform_q_len == 0 or bool((lengths == uniform_q_len).all())
+        check(kept, f"query lengths {lengths.tolist()}, but uniform_q_len={uniform_q_len} promises others")
+        return super().plan(*known)
 
 
 def _store(

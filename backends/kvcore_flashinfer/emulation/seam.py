@@ -11,9 +11,15 @@ from typing import Any
 
 import torch
 
-from kvcore_flashinfer.emulation.modules import DecodeModule, PrefillModule
+from kvcore_flashinfer.emulation.modules import DecodeModule, LaterPrefillModule, PrefillModule
 
 _LOCK = RLock()
+# The generators of the prefill modules in 0.6 and in 0.7, where two differ in the strides that they take.
+PREFILL_GENERATORS: dict[str, type] = {
+    "gen_batch_prefill_module": PrefillModule,
+    "_gen_batch_prefill_primary_module": LaterPrefillModule,
+    "_gen_batch_prefill_independent_paged_module": LaterPrefillModule,
+}
 
 
 class _TorchWithoutPinning:
@@ -43,7 +49,9 @@ def active() -> Iterator[None]:
         swap(decode, "torch", _TorchWithoutPinning())
         swap(prefill, "torch", _TorchWithoutPinning())
         swap(decode, "gen_batch_decode_module", _spec(decode.get_batch_decode_uri, DecodeModule))
-        swap(prefill, "gen_batch_prefill_module", _spec(prefill.get_batch_prefill_uri, PrefillModule))
+        for name, module in PREFILL_GENERATORS.items():
+            if hasattr(prefill, name):
+                swap(prefill, name, _spec(prefill.get_batch_prefill_uri, module))
         swap(decode, "get_batch_decode_module", _own_cache("decode", decode.get_batch_decode_module))
         batch_prefill = _own_cache("prefill", prefill.get_batch_prefill_module)
         swap(decode, "get_batch_prefill_module", batch_prefill)
