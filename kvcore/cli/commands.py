@@ -41,7 +41,10 @@ _ALL = (
         "conform", "the conformance kit: proves attention backends right, case by case",
         "[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
     ),
-    Command("diff", "one batch through two backends: where they part", built=False),
+    Command(
+        "diff", "one batch, or a whole model, through two backends: where they part first",
+        "a=NAME b=NAME [case=ID | --prompt TEXT ...] [KEY=VALUE ...] [-m]",
+    ),
     Command("replay", "scheduler and cache on a trace, without weights", built=False),
     Command("bench", "ratios against named baselines", built=False),
 )  # fmt: skip

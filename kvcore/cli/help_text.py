@@ -9,13 +9,13 @@ from kvcore.cli.commands import COMMANDS, Command
 if TYPE_CHECKING:
     from kvcore.registry.registry import Registry
 
-_CONFORM = ("level", "where", "html")
+_ELSEWHERE = ("level", "where", "html", "a", "b", "case")
 # Nodes that change nothing for a command are left out of its help.
 _NOT_FOR = {
-    "plan": ("sampling", "prompts", "chat", "format", *_CONFORM),
-    "backends": ("sampling", "prompts", "chat", "plan", "format", *_CONFORM),
-    "layout": ("sampling", "prompts", "chat", "plan", *_CONFORM),
-    "run": ("plan", "format", *_CONFORM),
+    "plan": ("sampling", "prompts", "chat", "format", *_ELSEWHERE),
+    "backends": ("sampling", "prompts", "chat", "plan", "format", *_ELSEWHERE),
+    "layout": ("sampling", "prompts", "chat", "plan", *_ELSEWHERE),
+    "run": ("plan", "format", *_ELSEWHERE),
     "conform": (
         "model",
         "chat",
@@ -29,7 +29,11 @@ _NOT_FOR = {
         "prompts",
         "plan",
         "format",
+        "a",
+        "b",
+        "case",
     ),
+    "diff": ("backend", "backend_by_kind", "plan", "format", "level", "where", "html"),
     "plugins": None,
     "env": None,
 }
@@ -71,7 +75,7 @@ def command(command: Command, registry: Registry) -> str:
         f"usage: kvcore {command.name} {command.usage}",
         "",
     ]
-    if command.name == "run":
+    if command.name in ("run", "diff"):
         lines += [
             "  --prompt TEXT   a prompt, as it is typed; repeatable; - reads it from standard input.",
             "                  Without any, and without prompts=FILE, six samples are answered.",

@@ -92,9 +92,12 @@ def _flags(command: Command, words: Sequence[str]) -> Flags:
         elif word in ("-m", "--multirun"):
             flags.multirun = True
         elif word == "--prompt" or word.startswith("--prompt=") or word == "-":
-            if command.name != "run":
+            if command.name not in ("run", "diff"):
                 raise ConfigError(
-                    f"{command.name} takes no prompts", field="--prompt", got=word, allowed="with run only"
+                    f"{command.name} takes no prompts",
+                    field="--prompt",
+                    got=word,
+                    allowed="with run and diff",
                 )
             text = "-" if word == "-" else word.partition("=")[2] if "=" in word else next(rest, None)
             if text is None:
@@ -121,6 +124,8 @@ def _job(command: Command, overrides: Sequence[str], prompts: Sequence[str]) -> 
     if command.name == "conform":
         # One run over several backends: here alone a comma list needs no -m.
         names, overrides = module.take_backends(overrides)
+    elif command.name == "diff":
+        overrides = module.quoted(overrides)
     return execute(Job(compose(overrides, registry), registry, tuple(prompts), names))
 
 

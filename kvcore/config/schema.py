@@ -194,6 +194,9 @@ class KVCoreConfig:
     level: str = key("quick", "how many cases `conform` runs", choices=("quick", "full"))
     where: WhereKeys = field(default_factory=WhereKeys)
     html: str | None = key(None, "file for the cross-backend matrix of `conform`, as one HTML page")
+    a: str | None = key(None, "backend of one side of `diff`")
+    b: str | None = key(None, "backend of the other side of `diff`")
+    case: str | None = key(None, "case of the conformance kit for `diff`; without it, a whole model")
     format: str = key("text", "form of the picture of `layout`", choices=("text", "svg", "html"))
     output: str = key(
         "text", "text, or exactly one JSON document on standard output", choices=("text", "json")

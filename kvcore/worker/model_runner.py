@@ -80,6 +80,12 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""
+        batch = self.stage(output)
+        logits = self._forward(output, batch)
+        return StepResult(output.step, self._draw(output, logits))
+
+    def stage(self, output: SchedulerOutput) -> Batch:
+        """All of a step that comes before the model: rows, tables, block operations, batch, metadata."""
         for request_id in output.finished:
             self._drop(request_id)
         rows = [self._row(r) for r in output.rows]
@@ -93,8 +99,8 @@ class ModelRunner:
             [r.num_computed for r in output.rows],
             self.tables,
         )
-        logits = self._forward(output, batch)
-        return StepResult(output.step, self._draw(output, logits))
+        self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
+        return batch
 
     def _row(self, scheduled: ScheduledRow) -> int:
         row = self._rows.get(scheduled.request_id)
@@ -116,7 +122,6 @@ class ModelRunner:
     def _forward(self, output: SchedulerOutput, batch: Batch) -> torch.Tensor:
         """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""
         tokens = [t for r in output.rows for t in r.token_ids]
-        self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
         return self.model.forward(
             torch.tensor(tokens, dtype=torch.int64, device=self.device),
             self.builder.positions_T[: batch.num_tokens],

@@ -74,7 +74,12 @@ class Worker:
         self.model.forward(tokens, torch.zeros_like(tokens), rows, ZeroContext())
 
     def initialize(self, config: KVCacheConfig) -> None:
-        """Allocate the arena, make the views, bind every layer, and prove that the model reaches them."""
+        """Allocate the arena, make the views and bind every layer."""
+        self.runner = self.make_runner(config)
+        self.cache = self.runner.cache
+
+    def make_runner(self, config: KVCacheConfig) -> ModelRunner:
+        """A runner of the loaded model on an arena of its own, with the backends that `config` names."""
         device, options = self.settings.torch_device, self.settings.options
         names = {g.backend for g in config.kv_cache_groups if g.backend is not None}
         specs = {name: self.registry.backend(name) for name in names}
@@ -82,9 +87,10 @@ class Worker:
             name: spec.create(device, options.get(name, spec.Config())) for name, spec in specs.items()
         }
         reads = any(spec.reads_unwritten_slots for spec in specs.values())
-        self.cache = CacheEngine(config, device, zero_new_blocks=must_zero(config, reads))
-        self.runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
-        self.runner.bind(config, self.cache, backends)
+        cache = CacheEngine(config, device, zero_new_blocks=must_zero(config, reads))
+        runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
+        runner.bind(config, cache, backends)
+        return runner
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""

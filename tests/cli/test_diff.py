@@ -1,0 +1,201 @@
+"""`kvcore diff`: two right backends agree, and a planted fault is found at its layer, token and head."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kvcore_torch.backend import TorchBackend
+from kvcore_torch.spec import TorchBackendSpec
+from models.tiny import tiny_model
+from support.engines import engine_settings
+
+from kvcore.cli import main
+from kvcore.engine.diff import diff_model
+from kvcore.engine.settings import SamplingParams
+from kvcore.registry.loader import load
+from kvcore.registry.records import PluginSource, installed_sources
+from kvcore.registry.registry import Registry
+from kvcore.testing.parting import Parting, Place
+
+PROMPTS = ((5, 9, 200, 31, 7) * 9, (17, 3, 44), (44, 2, 91) * 7)
+LIMITS = {"max_model_len": 96, "num_blocks": 60, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+
+
+class WrongAnswer(TorchBackend):
+    """Adds 0.01 to one head of the query at `position`, in one layer and all later ones."""
+
+    layer, position, head = 1, 50, 2
+
+    def prepare(self, batch: Any, group: Any) -> Any:
+        self.batch = batch
+        return super().prepare(batch, group)
+
+    def attend(
+        self, layer: Any, query: Any, fresh: Any, cache: Any, metadata: Any, out: Any, lse: Any = None
+    ) -> None:
+        super().attend(layer, query, fresh, cache, metadata, out, lse)
+        starts, computed = self.batch.query_start_loc_host, self.batch.num_computed_host
+        for s in range(self.batch.num_seqs):
+            row = int(starts[s]) + self.position - int(computed[s])
+            if starts[s] <= row < starts[s + 1] and layer.cache_id.layer >= self.layer:
+                out[row, self.head :] += 0.01
+
+
+class WrongWrite(TorchBackend):
+    """Stores another value for the fourth token of a step, in layer 0: the queries from there on see it."""
+
+    def write(self, layer: Any, tensors: Any, cache: Any, batch: Any, metadata: Any) -> None:
+        value = tensors["v"].clone()
+        if layer.cache_id.layer == 0 and len(value) > 3:
+            value[3, 0] += 0.5  # KV head 0 alone
+        super().write(layer, {"k": tensors["k"], "v": value}, cache, batch, metadata)
+
+
+def planted(backend: type[TorchBackend]) -> type[TorchBackendSpec]:
+    class Spec(TorchBackendSpec):
+        name = backend.__name__.lower()
+
+        @classmethod
+        def create(cls, device: str, options: Any) -> TorchBackend:
+            return backend(device)
+
+    return Spec
+
+
+@pytest.fixture(scope="module")
+def registry(repo: Path) -> Iterator[Registry]:
+    """What is installed, the example of the docs, and two broken backends."""
+    sys.path.insert(0, str(repo / "docs" / "examples" / "kvcore-example"))
+    example = lambda: import_module("kvcore_example.plugin")  # noqa: E731
+    found = load([*installed_sources(), PluginSource("example", "kvcore-example", "1.0", example)])
+    # Put in by hand: a declaration beside torch code is no plugin that could be loaded.
+    found.backends |= {spec.name: spec for spec in (planted(WrongAnswer), planted(WrongWrite))}
+    yield found
+    sys.path.pop(0)
+    for name in [n for n in sys.modules if n.startswith("kvcore_example")]:
+        del sys.modules[name]
+
+
+def model_diff(name: str, sides: tuple[str, str], registry: Registry, where: Path, **keys: Any) -> Parting:
+    settings = engine_settings(tiny_model(name, where), **{**LIMITS, **keys})
+    return diff_model(settings, sides, registry, PROMPTS, SamplingParams(max_tokens=8, ignore_eos=True))
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp()
+
+
+@pytest.mark.parametrize("model", ["llama", "mistral_window"])
+def test_two_right_backends_agree_on_a_model(model: str, registry: Registry, where: Path) -> None:
+    parting = model_diff(model, ("torch", "example"), registry, where)
+    assert parting.equal
+    assert parting.first is None
+    # All layers of all tokens: 3 prompts, and 7 of 8 sampled tokens are fed again.
+    facts = engine_settings(tiny_model(model, where)).facts
+    per_token = sum(q.num_heads * q.head_dim_v for q in facts.queries.values())
+    assert parting.compared == per_token * sum(len(p) + 7 for p in PROMPTS)
+    assert 0 < parting.max_abs_error < 1e-4
+
+
+def test_blocks_of_unlike_kernel_size_and_preemption(registry: Registry, where: Path) -> None:
+    """The second side works in kernel blocks of its own; five blocks make the first preempt."""
+    settings = engine_settings(
+        tiny_model("llama", where), **{**LIMITS, "num_blocks": 7, "block_size": 16, "max_model_len": 64},
+        options={"torch": {"kernel_block_size": 4}},
+    )  # fmt: skip
+    prompts = tuple((10 + i, 20 + i, 30 + i) * 9 for i in range(3))
+    parting = diff_model(settings, ("torch", "example"), registry, prompts, SamplingParams(max_tokens=20))
+    assert parting.equal
+    assert parting.compared > 0
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_wrong_answer_is_found_where_it_is(registry: Registry, where: Path, flip: bool) -> None:
+    sides = ("wronganswer", "torch") if flip else ("torch", "wronganswer")
+    parting = model_diff("llama", sides, registry, where)
+    assert not parting.equal
+    # Position 50 is reached by the longest prompt (45 tokens) alone, while it decodes.
+    assert parting.first is not None
+    assert parting.first[:4] == (1, 50, 2, 0)
+    assert parting.first_error == pytest.approx(0.01, rel=1e-2)
+    assert parting.max_abs_error == pytest.approx(0.01, rel=0.1)
+    assert parting.first_tolerance < 0.001
+
+
+def test_a_wrong_write_is_found_at_the_first_query_that_sees_it(registry: Registry, where: Path) -> None:
+    parting = model_diff("llama", ("torch", "wrongwrite"), registry, where)
+    # The first step is 16 tokens of the first prompt. KV head 0 serves query heads 0 and 1; one of the two
+    # may give the token so little weight that nothing shows.
+    assert parting.first is not None
+    assert parting.first.head in (0, 1)
+    assert parting.first._replace(head=0) == Place(layer=0, token=3, head=0, sequence=0, step=1)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, registry: Registry, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setattr("kvcore.registry.loader.installed", lambda: registry)
+
+    def run(*words: str) -> tuple[int, dict[str, Any]]:
+        status = main(["diff", "output=json", "device=cpu", *words])
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_one_batch_from_the_command_line(call: Any) -> None:
+    status, document = call("a=torch", "b=example", "backends.example.x=8", "case=L2.attend.base.mixed")
+    assert (status, document["equal"], document["first"]) == (0, True, None)
+    assert 0 < document["max_abs_error"] < 1e-5
+    status, document = call("a=torch", "b=wrongwrite", "case=L2.attend.base.mixed")
+    # Two decodes, then a prefill: the fourth token of the step is position 1 of sequence 2.
+    assert (status, document["equal"]) == (1, False)
+    assert {k: document["first"][k] for k in ("layer", "token", "head", "sequence")} == {
+        "layer": 0, "token": 1, "head": 0, "sequence": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("a=torch",), "b"),
+        (("b=torch",), "a"),
+        (("a=torch", "b=nosuch"), "b"),
+        (("a=torch", "b=example", "case=L2.attend.base.mixd"), "case"),
+        (("a=torch", "b=example", "backend=torch"), "backend"),
+        (("a=torch", "b=example", "case=L2.attend.softcap=1.5.mixed"), "softcap"),
+        (("a=torch", "b=example", "case=L2.attend.base.mixed", "--prompt", "x"), "case"),
+        (("a=torch", "b=example", "backends.example.x=48", "case=L2.attend.base.mixed"), "head_dim"),
+        (("a=torch", "b=example", "case=L2.attend.base.mixed", "device=h100-80gb"), "device"),
+    ],
+)
+def test_bad_input_is_one_typed_error(call: Any, words: tuple[str, ...], field: str) -> None:
+    status, document = call(*words)
+    assert status == 2
+    assert document["error"]["field"] == field
+
+
+def test_parting_takes_the_first_row_and_counts_what_is_not_finite() -> None:
+    def place(row: int, head: int) -> Place:
+        return Place(3, row, head, 0, 1)
+
+    a, b = np.zeros((4, 2, 3)), np.zeros((4, 2, 3))
+    allowed = np.full(a.shape, 0.1)
+    b[1, 1, 2], b[1, 0, 0], b[3] = 0.05, 0.2, 9.0
+    parting = Parting()
+    parting.take(a, b, allowed, place)
+    assert parting.first == Place(3, 1, 0, 0, 1)
+    assert (parting.first_error, parting.max_abs_error, parting.compared) == (0.2, 9.0, 24)
+    nan = Parting()
+    a[0], b[0] = np.nan, np.nan  # both: no parting
+    b[2, 1, 0] = np.nan
+    nan.take(a[[0, 2]], b[[0, 2]], allowed[[0, 2]], place)
+    assert nan.first == Place(3, 1, 1, 0, 1)
+    assert nan.max_abs_error == np.inf
