@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcore.testing.cases import Base, Case, Seq
-    from kvcore.testing.catalogue import all_cases
+    from kvcore.testing.catalogue import all_cases, cover
     from kvcore.testing.conformance import BackendConformance
     from kvcore.testing.outcome import CellResult
     from kvcore.testing.report import conform
@@ -26,9 +26,10 @@ _HOMES = {
     "Seq": "kvcore.testing.cases",
     "all_cases": "kvcore.testing.catalogue",
     "conform": "kvcore.testing.report",
+    "cover": "kvcore.testing.catalogue",
     "run": "kvcore.testing.runner",
 }
-__all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "all_cases", "conform", "run"]
+__all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "all_cases", "conform", "cover", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -41,6 +41,23 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
     return list(found.values())
 
 
+def cover(cases: Sequence[Case]) -> list[Case]:
+    """A small set for slow rungs: cheapest first, each case that brings a new check, feature or axis value.
+
+    Level 0 costs nothing and is kept whole. For what is slow, such as an interpreter; a device runs all.
+    """
+    kept, seen = list[Case](), set[tuple[str, str]]()
+    for case in sorted(cases, key=lambda c: (c.level != "L0", c.cost, c.id)):
+        facts = {(axis, str(value)) for axis, value in case.axes().items() if axis != "block_size"}
+        facts |= {("check", f"{case.level} {case.check}"), ("layout", str(case.layout))}
+        facts |= {("poison", case.poison), ("placement", case.placement), ("neighbour", case.neighbour)}
+        facts |= {("variant", case.variant), ("tail", str(case.own_retention)), ("lse", str(case.lse))}
+        if case.level == "L0" or facts - seen:
+            kept.append(case)
+            seen |= facts
+    return sorted(kept, key=lambda c: c.level)
+
+
 def level_2(m: Maker) -> Iterator[Case]:
     """Attention against the oracle."""
     for phase in ax.PHASES:

@@ -60,7 +60,7 @@ def _fill(
     blocks: Sequence[int],
     codes: dict[str, bytes],
 ) -> None:
-    """The pattern of its dtype in every field of some blocks: a field of a kernel block is one run of bytes."""
+    """Every field of some blocks with the pattern of its dtype; a field of a kernel block is one run."""
     for cache in group.cache_ids:
         for index, field in enumerate(group.layout.layout.fields):
             base, stride = field_place(config, group, cache, index)

@@ -1,17 +1,38 @@
-"""Every registered backend at quick level; what cannot run here is skipped with its reason."""
+"""Every registered backend at quick level; what cannot run here is skipped with its reason.
+
+A device runs every case. An interpreter or an emulation is slow, and runs the set that covers every check
+and every value of every axis once; all of its cases run with the long tests.
+"""
 
 import pytest
 
 from kvcore.registry.loader import installed
-from kvcore.testing import run
+from kvcore.testing import cover, run
+from kvcore.testing.base import here, switch_on
 from kvcore.testing.reproducer import source
+from kvcore.testing.runner import selected
+
+NAMES = sorted(installed().backends)
 
 
-@pytest.mark.parametrize("name", sorted(installed().backends))
-def test_conformance(name):
-    results = run(name)
+def rung(name):
+    spec = installed().backend(name)
+    place, _ = switch_on(spec, spec.Config(), here())
+    return spec.rung(place.options, place.facts)
+
+
+def fail_together(results):
     failed = [r for r in results if r.outcome == "failed"]
     assert not failed, "\n".join(f"{r.case.id}: {r.reason}\n{source(r)}" for r in failed[:3])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conformance(name):
+    cases = selected(name)
+    results = run(
+        name, cases if rung(name) == "device" else cover(cases), probe_refused=rung(name) == "device"
+    )
+    fail_together(results)
     ran = [r for r in results if r.case.level != "L0" and r.outcome != "skipped"]
     if not ran:
         pytest.skip(next(r.reason for r in results if r.outcome == "skipped"))
@@ -19,6 +40,9 @@ def test_conformance(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(installed().backends))
-def test_conformance_at_full_level(name):
-    assert [(r.case.id, r.reason) for r in run(name, level="full") if r.outcome == "failed"] == []
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_every_case(name, level):
+    if level == "full" and rung(name) != "device":
+        pytest.skip("the full level is for devices")
+    fail_together(run(name, level=level))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvcore.registry.loader import installed
-from kvcore.testing import Base, all_cases, run
+from kvcore.testing import Base, all_cases, cover, run
 from kvcore.testing.base import here, switch_on
 from kvcore.testing.cases import AXES
 from kvcore.testing.check_attend import without_each_feature
@@ -123,6 +123,15 @@ def test_the_source_of_a_case_is_the_case():
 
     for case in all_cases("full"):
         assert eval(case.source(), {"Case": Case, "Seq": Seq}) == case
+
+
+def test_a_cover_leaves_nothing_out():
+    found = all_cases()
+    small = cover(found)
+    assert len(small) < len(found) / 2
+    for axis in set(AXES) - {"block_size"}:
+        assert {str(c.axes().get(axis)) for c in small} == {str(c.axes().get(axis)) for c in found}
+    assert {(c.level, c.check) for c in small} == {(c.level, c.check) for c in found}
 
 
 def test_where_selects():
