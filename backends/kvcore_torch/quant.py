@@ -1,4 +1,4 @@
-"""Quantized caches: int8 and fp8 codes with a scale for the tensor, for each head, or for each token and head.
+"""Quantized caches: int8 and fp8 codes, with a scale for the tensor, each head, or each token and head.
 
     scale    tensor, head    a constant of the layer (1 where it brings none)
              token_head      amax / top over one token and head, float32, a field of the page

@@ -1,56 +1,78 @@
-"""What the Triton backend declares. Its kernels are not built in this version."""
+"""What the Triton backend declares. Imports neither torch nor triton."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnavailableError
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.layout import KernelBlocks, LayoutOption, hnd, nhd
+from kvcore_triton.targets import target_of
 
 if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend
 
-# What `triton.compile` builds ahead of time for: CUDA from Ampere on, and these AMD targets.
 LOWEST_CAPABILITY = (8, 0)
 ROCM_ARCHS = ("gfx942", "gfx950", "gfx1100")
 QUANTIZED = ("fp8_e4m3", "fp8_e5m2", "int8")
 FLOATS = ("float16", "bfloat16", "float32")
+GRANULARITIES = ("tensor", "head", "token_head")
+MAX_HEAD_DIM = 512
 
 CAPABILITIES = Capabilities(
     contents=("kv",),
     dtypes=FLOATS,
     cache_dtypes=(*FLOATS, *QUANTIZED),
     features=(
-        "bidirectional",
-        "window",
-        "chunk",
-        "scale",
-        "softcap",
-        "alibi",
-        "sinks",
-        "lse",
-        "quant",
+        "bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "quant",
         "unlike_dims",
     ),
-    granularities=("tensor", "head", "token_head"),
-)
+    granularities=GRANULARITIES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TritonOptions:
-    """Options of the Triton backend.
+    """Options of the Triton backend; 0 takes the value of the device's table.
 
     Attributes:
         interpret: Run the kernels in Triton's interpreter, on a CPU; slow, for finding faults.
+        num_splits: Programs that share the keys of one tile of queries.
+        block_m: Query rows of a tile, a power of 2 from 16.
+        block_n: Keys of one iteration, a power of 2 from 16.
+        num_warps: Warps of a program, a power of 2.
+        num_stages: Stages of the software pipeline.
     """
 
     interpret: bool = False
+    num_splits: int = 0
+    block_m: int = 0
+    block_n: int = 0
+    num_warps: int = 0
+    num_stages: int = 0
+
+    def __post_init__(self) -> None:
+        power = "0, or a power of 2"
+        _check("num_splits", self.num_splits, 1, 1024, False, "0 to 1024")
+        _check("block_m", self.block_m, 16, 256, True, f"{power} from 16 to 256")
+        _check("block_n", self.block_n, 16, 256, True, f"{power} from 16 to 256")
+        _check("num_warps", self.num_warps, 1, 32, True, f"{power} up to 32")
+        _check("num_stages", self.num_stages, 1, 8, False, "0 to 8")
+
+
+def _check(name: str, value: object, low: int, high: int, power: bool, allowed: str) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool) and (value == 0 or low <= value <= high)
+    if not good or (power and isinstance(value, int) and value & (value - 1)):
+        raise ConfigError(
+            f"{name} of the Triton backend cannot be {value!r}",
+            field=f"backends.triton.{name}", got=value, allowed=allowed,
+        )  # fmt: skip
 
 
 class TritonBackendSpec(BackendSpec):
@@ -59,16 +81,17 @@ class TritonBackendSpec(BackendSpec):
     name = "triton"
     priority: ClassVar[Mapping[str, int]] = {"cuda": 70, "rocm": 70}
     Config = TritonOptions
+    deterministic = True
+    reads_unwritten_slots = False
     max_offset_bits = 63
+    stand_ins: ClassVar[Mapping[str, str]] = {"interpret": "interpreter"}
 
     @classmethod
     def unavailable(cls, options: TritonOptions) -> str | None:
-        """The kernels are not built in this version."""
-        asked = "backends.triton.interpret=true cannot be served: " if options.interpret else ""
-        return (
-            f"{asked}the kernels of backend triton are not built in this version of kvcore; "
-            "choose another backend, such as backend=torch"
-        )
+        """Only where Triton itself is missing."""
+        if find_spec("triton") is None:
+            return "Triton is not installed; pip install 'kvcore[triton]'"
+        return None
 
     @classmethod
     def unsupported_device(cls, facts: DeviceFacts, options: TritonOptions) -> Unsupported | None:
@@ -88,16 +111,35 @@ class TritonBackendSpec(BackendSpec):
     def unsupported(cls, query: AttentionQuery, options: TritonOptions) -> Unsupported | None:
         """The first fact outside the table; a plain cache has the dtype of the queries."""
         refusal = CAPABILITIES.check(query)
-        if refusal is None and query.quant is None and query.cache_dtype != query.dtype:
+        if refusal is not None:
+            return refusal
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(query, name) > MAX_HEAD_DIM:
+                return Unsupported(name, getattr(query, name), f"<= {MAX_HEAD_DIM}")
+        quantized = query.cache_dtype in QUANTIZED
+        if quantized != (query.quant is not None):
+            return Unsupported("quant", query.quant, GRANULARITIES if quantized else "none")
+        if not quantized and query.cache_dtype != query.dtype:
             return Unsupported("cache_dtype", query.cache_dtype, [query.dtype, *QUANTIZED])
-        return refusal
+        return None
 
     @classmethod
     def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: TritonOptions) -> Sequence[LayoutOption]:
-        """``nhd``, ``hnd``, and ``kv_first`` where keys and values are alike, in multiples of 16 tokens."""
+        """``nhd``, ``hnd``, and ``kv_first`` where keys and values are alike, in multiples of 16 tokens.
+
+        Raises:
+            BackendUnsupportedError: The device has no such fp8 type.
+        """
         content = spec.content
-        if not isinstance(content, KVHeads):
+        if not isinstance(content, KVHeads) or content.dtype not in (*FLOATS, *QUANTIZED):
             return ()
+        target = target_of(facts, interpret=options.interpret and facts.kind == "cpu")
+        if content.dtype.startswith("fp8") and target is not None and content.dtype not in target.fp8:
+            raise BackendUnsupportedError(
+                f"{target.name} has no {content.dtype}",
+                field="cache_dtype", got=content.dtype, allowed=[*target.fp8, "int8"],
+                remedy="choose another cache.dtype",
+            )  # fmt: skip
         found = [nhd(content), hnd(content)]
         if content.head_dim == content.v_dim and len(content.fields()) == 2:
             found.append(nhd(content, name="kv_first", order="field_first"))
@@ -105,8 +147,10 @@ class TritonBackendSpec(BackendSpec):
 
     @classmethod
     def create(cls, device: str, options: Any) -> AttentionBackend:
-        """Refused until the kernels are built."""
-        raise BackendUnavailableError(
-            "backend triton is declared but its kernels are not built yet",
-            field="backend", got="triton", remedy="choose another backend, such as backend=torch",
-        )  # fmt: skip
+        """The backend on a torch device."""
+        problem = cls.unavailable(options)
+        if problem is not None:
+            raise BackendUnavailableError(problem, field="backend", got="triton", remedy="install the extra")
+        from kvcore_triton.backend import TritonBackend
+
+        return TritonBackend(device, options)

@@ -8,7 +8,7 @@ import pytest
 from kvcore_flash_attn.spec import FlashAttnBackendSpec
 from kvcore_flashinfer.spec import FlashInferBackendSpec
 from kvcore_torch.spec import TorchBackendSpec, TorchOptions
-from kvcore_triton.spec import TritonBackendSpec, TritonOptions
+from kvcore_triton.spec import TritonBackendSpec
 
 from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.attention.spec import DeviceFacts
@@ -138,7 +138,6 @@ def test_devices_that_need_not_be_here(name, device, options, served):
 @pytest.mark.parametrize(
     ("name", "options", "asked"),
     [
-        ("triton", TritonOptions(interpret=True), "backends.triton.interpret=true"),
     ],
 )
 def test_kernels_that_are_not_built_say_so(name, options, asked):

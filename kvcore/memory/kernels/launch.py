@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -42,7 +43,8 @@ class Launcher:
             return
         if self.interpret:
             alone = {name: _alias(value) for name, value in args.items()}
-            interpreted(kernel)[grid](**alone)
+            with _reductions():
+                interpreted(kernel)[grid](**alone)
         else:
             kernel[grid](**args, **options)
 
@@ -80,6 +82,25 @@ def interpreted(kernel: Any) -> Any:
         return made
 
     return InterpretedFunction(plain(kernel.fn))
+
+
+@contextmanager
+def _reductions() -> Iterator[None]:
+    """`tl.max` and `tl.sum` for the interpreter.
+
+    They are themselves under `triton.jit`, and become callable on the host only in a process that was
+    started to interpret; `tl.reduce` over their combining functions is what they come down to.
+    """
+    import triton.language as tl
+
+    kept = {"max": tl.max, "sum": tl.sum}
+    highest, plus = tl.standard._elementwise_max, tl.standard._sum_combine
+    tl.max = lambda value, axis: tl.reduce(value, axis, highest)
+    tl.sum = lambda value, axis: tl.reduce(value, axis, plus)
+    try:
+        yield
+    finally:
+        tl.max, tl.sum = kept["max"], kept["sum"]
 
 
 def _alias(value: Any) -> Any:

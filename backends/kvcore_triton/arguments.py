@@ -1,0 +1,122 @@
+"""The arguments of the kernels, from layers, views and the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from kvcore.attention.backend import AttentionLayer
+from kvcore.errors import LayoutError
+from kvcore.spec.layout import SizedLayout
+from kvcore_triton.targets import Fp8, Target, power_of_2
+
+Cache = Mapping[str, torch.Tensor]
+SCALES = {None: 0, "tensor": 1, "head": 1, "token_head": 2}
+# Most elements of a head tile of one token in the write kernel.
+WRITE_ELEMENTS = 2048
+INT8_TOP = 127.0
+
+
+def head_first(layout: SizedLayout) -> bool:
+    """Whether the fields are (head, token, dim), else (token, head, dim).
+
+    Raises:
+        LayoutError: They are neither: not a layout of this backend.
+    """
+    orders = {tuple(axis.name for axis in f.axes)[:2] for f in layout.layout.fields}
+    if orders == {("head", "token")}:
+        return True
+    if orders == {("token", "head")}:
+        return False
+    raise LayoutError(
+        f"the Triton backend has no kernel for layout {layout.layout.name}",
+        field="layout", got=sorted(orders), allowed="(token, head, dim) or (head, token, dim)",
+    )  # fmt: skip
+
+
+class Strides(NamedTuple):
+    """Elements from one block, token, head to the next."""
+
+    block: int
+    token: int
+    head: int
+
+
+def strides(field: torch.Tensor, heads_first: bool) -> Strides:
+    """Strides of a field view [N, token, head, ...] or [N, head, token, ...]."""
+    block, a, b = field.stride()[:3]
+    return Strides(block, b, a) if heads_first else Strides(block, a, b)
+
+
+class Constants:
+    """Small tensors that stand for what a layer does not have; made once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[tuple[str, int], torch.Tensor] = {}
+
+    def get(self, value: float, size: int) -> torch.Tensor:
+        """float32 [size] of one value."""
+        key = (str(value), size)
+        if key not in self._made:
+            self._made[key] = torch.full((size,), value, dtype=torch.float32, device=self._device)
+        return self._made[key]
+
+
+def scale_arguments(
+    layer: AttentionLayer, cache: Cache, heads_first: bool, constants: Constants
+) -> dict[str, Any]:
+    """Pointers and strides of the scales of keys and values."""
+    found: dict[str, Any] = {}
+    for name in ("k", "v"):
+        held = cache.get(f"{name}_scale")
+        if held is not None:
+            at = strides(held, heads_first)
+        else:
+            own = layer.k_scale if name == "k" else layer.v_scale
+            held = constants.get(1.0, 1) if own is None else own
+            at = Strides(0, 0, held.stride(0) if held.dim() and held.numel() > 1 else 0)
+        found |= {f"{name}_scale_ptr": held, f"{name}_scale_block": at.block,
+                  f"{name}_scale_token": at.token, f"{name}_scale_head": at.head}  # fmt: skip
+    return found
+
+
+def field_arguments(cache: Cache, heads_first: bool) -> dict[str, int]:
+    """Strides of keys and values in the cache."""
+    found: dict[str, int] = {}
+    for name in ("k", "v"):
+        at = strides(cache[name], heads_first)
+        found |= {f"{name}_block": at.block, f"{name}_token": at.token, f"{name}_head": at.head}
+    return found
+
+
+def fp8_of(layer: AttentionLayer, target: Target) -> Fp8 | None:
+    """How the target stores the layer's cache, None where that is no fp8."""
+    return target.fp8.get(layer.query.cache_dtype)
+
+
+def readable(field: torch.Tensor, fp8: Fp8 | None) -> torch.Tensor:
+    """The field in the type that the target converts from."""
+    return field if fp8 is None else field.view(getattr(torch, fp8.torch_name))
+
+
+def dims(layer: AttentionLayer) -> dict[str, int]:
+    """Dimensions and the powers of 2 above them."""
+    query = layer.query
+    return {"D": query.head_dim, "DV": query.head_dim_v,
+            "DP": power_of_2(query.head_dim), "DVP": power_of_2(query.head_dim_v)}  # fmt: skip
+
+
+def write_constants(layer: AttentionLayer, target: Target) -> dict[str, Any]:
+    """Compile-time constants of the write kernel."""
+    found: dict[str, Any] = dims(layer)
+    fp8 = fp8_of(layer, target)
+    most = max(1, WRITE_ELEMENTS // max(found["DP"], found["DVP"]))
+    found["HEADS"] = min(1 << (layer.query.num_kv_heads - 1).bit_length(), most)
+    found["SCALES"] = SCALES[layer.query.quant]
+    found["FORMAT"] = 0 if layer.query.quant is None else (1 if fp8 is None else 2)
+    kind = fp8 or Fp8("", "", INT8_TOP, 3, 7)
+    return found | {"TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias,
+                    "SIGNED_ZERO": kind.signed_zero}  # fmt: skip

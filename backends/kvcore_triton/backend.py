@@ -1,0 +1,213 @@
+"""The Triton backend: launches of the kernels, and nothing that waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
+from kvcore.attention.batch import Batch
+from kvcore.attention.query import AttentionQuery
+from kvcore.attention.spec import DeviceFacts
+from kvcore.errors import BackendUnsupportedError
+from kvcore.memory.kernels.launch import Launcher
+from kvcore_triton.arguments import (
+    SCALES,
+    Constants,
+    dims,
+    field_arguments,
+    fp8_of,
+    readable,
+    scale_arguments,
+    write_constants,
+)
+from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+from kvcore_triton.kernels.write import write_step
+from kvcore_triton.spec import TritonOptions
+from kvcore_triton.step import Pass, StepBuffers, StepPlan
+from kvcore_triton.targets import Target, target_of
+from kvcore_triton.work import interval
+
+
+class TritonBackend(AttentionBackend):
+    """Attention and cache write in Triton.
+
+    Args:
+        device: Where it computes.
+        options: Typed options.
+        target: The class of device; None asks the device.
+        processors: Its multiprocessors; None asks the device.
+        launcher: Runs the kernels; tests put one here that only looks.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        options: TritonOptions,
+        *,
+        target: Target | None = None,
+        processors: int | None = None,
+        launcher: Launcher | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.options = options
+        # Interpreting is for a machine without the device: where there is one, kernels run on it.
+        interpret = options.interpret and self.device.type != "cuda"
+        self.target = target or _target(self.device, interpret)
+        self.processors = processors or _processors(self.device, self.target)
+        self.launch = launcher or Launcher(interpret=interpret)
+        self._upcast = self.target.name == "interpreter"
+        self._constants = Constants(self.device)
+        self._buffers: dict[tuple[int, AttentionQuery], StepBuffers] = {}
+        self._parts = torch.empty(0, dtype=torch.float32, device=self.device)
+
+    def prepare(self, batch: Batch, group: AttentionGroup) -> StepPlan:
+        """The list of work for the group's layers, in one upload."""
+        key = (group.kv_group, group.query)
+        if key not in self._buffers:
+            self._buffers[key] = StepBuffers(self.device)
+        return self._buffers[key].plan(batch, group, self.target, self.processors, self.options)
+
+    def write(
+        self,
+        layer: AttentionLayer,
+        tensors: Mapping[str, torch.Tensor],
+        cache: Mapping[str, torch.Tensor],
+        batch: Batch,
+        metadata: StepPlan,
+    ) -> None:
+        """Keys and values into their slots, quantized where the layout says so, in one kernel."""
+        constants = write_constants(layer, self.target)
+        slots = metadata.group.slot_mapping_T
+        k, v = (_unit_stride(tensors[name]) for name in ("k", "v"))
+        fields = {name: _bytes(cache[name]) for name in ("k", "v")}
+        num_heads = layer.query.num_kv_heads
+        args: dict[str, Any] = {
+            "k_ptr": k, "v_ptr": v, "k_field_ptr": fields["k"], "v_field_ptr": fields["v"],
+            "slots_ptr": slots, "k_value_token": k.stride(0), "k_value_head": k.stride(1),
+            "v_value_token": v.stride(0), "v_value_head": v.stride(1),
+            "block_size": metadata.group.kernel_block_size, "num_heads": num_heads,
+        }  # fmt: skip
+        args |= field_arguments(cache, metadata.heads_first)
+        args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
+        grid = (min(len(slots), len(k)), -(-num_heads // constants["HEADS"]))
+        self.launch(write_step, grid, args | constants, num_warps=4)
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: Mapping[str, torch.Tensor],
+        fresh: Mapping[str, torch.Tensor] | None,
+        cache: Mapping[str, torch.Tensor],
+        metadata: StepPlan,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        """Attention of every sequence of the step."""
+        q = _unit_stride(query["q"])
+        result = out if out.stride(2) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+        args = self._layer_arguments(layer, cache, metadata) | {
+            "q_ptr": q, "q_token": q.stride(0), "q_head": q.stride(1),
+            "out_ptr": result, "out_token": result.stride(0), "out_head": result.stride(1),
+            "lse_ptr": self._constants.get(0.0, 1) if lse is None else lse,
+            "lse_token": 0 if lse is None else lse.stride(0), "want_lse": int(lse is not None),
+        }  # fmt: skip
+        for one in metadata.passes:
+            self._run(layer, one, args)
+        if result is not out:
+            out.copy_(result)
+
+    def _layer_arguments(
+        self, layer: AttentionLayer, cache: Mapping[str, torch.Tensor], metadata: StepPlan
+    ) -> dict[str, Any]:
+        query = layer.query
+        window, right, chunk = interval(query.mask)
+        fp8 = fp8_of(layer, self.target)
+        heads = query.num_heads
+        slopes = self._constants.get(0.0, heads) if layer.alibi_slopes is None else layer.alibi_slopes
+        sinks = self._constants.get(-torch.inf, heads) if layer.sinks is None else layer.sinks
+        table = metadata.group.block_table_SN
+        args = {
+            "k_ptr": readable(cache["k"], fp8), "v_ptr": readable(cache["v"], fp8), "slopes_ptr": slopes,
+            "sinks_ptr": sinks, "table_ptr": table, "table_row": table.stride(0),
+            "scale": query.softmax_scale, "softcap": query.softcap or 0.0, "window": window, "right": right,
+            "chunk": chunk, "block_size": metadata.group.kernel_block_size, "group": query.group_size,
+            "SCALES": SCALES[query.quant], "UPCAST": self._upcast,
+            "GENERAL": query.softcap is not None or layer.alibi_slopes is not None,
+        }  # fmt: skip
+        args |= field_arguments(cache, metadata.heads_first)
+        args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
+        return args | dims(layer)
+
+    def _run(self, layer: AttentionLayer, one: Pass, args: Mapping[str, Any]) -> None:
+        block_m, block_n, num_warps, num_stages = one.tile
+        programs = layer.query.num_kv_heads * one.tiles_per_head
+        slots = one.parts * programs * block_m
+        width = int(args["DVP"])
+        part, part_lse = self._workspace(slots, width, programs, block_m)
+        own = {
+            "work_ptr": one.items, "part_ptr": part, "part_lse_ptr": part_lse, "heads": one.heads,
+            "tiles_per_head": one.tiles_per_head, "BLOCK_M": block_m, "BLOCK_N": block_n,
+        }  # fmt: skip
+        grid = (len(one.items), programs)
+        self.launch(attend_tiles, grid, {**args, **own}, num_warps=num_warps, num_stages=num_stages)
+        if not one.parts:
+            return
+        merge = {name: args[name] for name in _MERGE if name in args}
+        merge |= {name: own[name] for name in _MERGE if name in own} | {"merge_ptr": one.merges}
+        self.launch(merge_parts, (len(one.merges), programs), merge, num_warps=4)
+
+    def _workspace(
+        self, slots: int, width: int, programs: int, block_m: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the parts of split tiles: outputs [slots, width] and log-sum-exps [slots]."""
+        needed = slots * (width + 1)
+        if len(self._parts) < max(needed, 1):
+            # At most two splits for each program aimed at, unless a number of splits is forced: the first
+            # step that splits takes all that any step will need.
+            usual = 2 * (2 * self.processors + programs) * block_m * (width + 1)
+            self._parts = torch.empty(max(needed, usual), dtype=torch.float32, device=self.device)
+        return self._parts[: slots * width], self._parts[slots * width : needed]
+
+
+_MERGE = (
+    "part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "want_lse", "out_token", "out_head",
+    "lse_token", "group", "heads", "tiles_per_head", "DV", "DVP", "BLOCK_M", "UPCAST",
+)  # fmt: skip
+
+
+def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, its last axis contiguous; a projection already gives it so."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _bytes(field: torch.Tensor) -> torch.Tensor:
+    """fp8 fields as bytes: the write kernel makes their codes itself."""
+    return field.view(torch.uint8) if field.is_floating_point() and field.itemsize == 1 else field
+
+
+def _target(device: torch.device, interpret: bool) -> Target:
+    facts = DeviceFacts(device.type)
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        if torch.version.hip:
+            facts = DeviceFacts("rocm", arch=properties.gcnArchName)
+        else:
+            facts = DeviceFacts("cuda", capability=(properties.major, properties.minor))
+    found = target_of(facts, interpret=interpret)
+    if found is None:
+        raise BackendUnsupportedError(
+            "the Triton backend has no table for this device",
+            field="device", got=facts.arch or facts.capability or facts.kind,
+            allowed="cuda from 8.0, gfx942, gfx950, gfx1100, or cpu with backends.triton.interpret=true",
+            remedy="choose another backend, such as backend=torch",
+        )  # fmt: skip
+    return found
+
+
+def _processors(device: torch.device, target: Target) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return target.processors

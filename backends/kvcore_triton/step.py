@@ -1,0 +1,132 @@
+"""Metadata of one step and attention group, in buffers whose addresses stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvcore.attention.backend import AttentionGroup
+from kvcore.attention.batch import Batch, GroupBatch
+from kvcore.attention.query import AttentionQuery
+from kvcore.memory.staging import StagingBuffer
+from kvcore_triton.arguments import head_first
+from kvcore_triton.spec import TritonOptions
+from kvcore_triton.targets import Target, Tile, tile
+from kvcore_triton.work import ITEM_COLUMNS, MERGE_COLUMNS, Splits, Work, list_work
+
+# Query rows of one sequence and KV head up to which the short tile serves.
+FEW_ROWS = 16
+# Programs for each processor that splitting aims at.
+PROGRAMS_PER_PROCESSOR = 2
+
+
+class Pass(NamedTuple):
+    """One launch of the attention kernel, and of the merge where tiles are split.
+
+    Attributes:
+        tile: Its sizes.
+        heads: Query heads of a tile; several tiles share a KV head where it has more.
+        tiles_per_head: Tiles for each KV head.
+        items: int32 [n, 9] on the device.
+        merges: int32 [m, 4] on the device.
+        parts: Places of the workspace in use.
+    """
+
+    tile: Tile
+    heads: int
+    tiles_per_head: int
+    items: torch.Tensor
+    merges: torch.Tensor
+    parts: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What `write` and `attend` need; valid until the next `prepare` of the group.
+
+    Attributes:
+        group: The KV group's part of the batch.
+        heads_first: Order of the axes in the views.
+        passes: Launches.
+    """
+
+    group: GroupBatch
+    heads_first: bool
+    passes: tuple[Pass, ...]
+
+
+class StepBuffers:
+    """The buffer of one attention group."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._staging: StagingBuffer | None = None
+
+    def plan(
+        self, batch: Batch, group: AttentionGroup, target: Target, processors: int, options: TritonOptions
+    ) -> StepPlan:
+        """The step's launches; one upload."""
+        part, query = batch.groups[group.kv_group], group.query
+        lengths = np.diff(batch.query_start_loc_host)
+        few = lengths * query.group_size <= FEW_ROWS
+        works: list[tuple[Tile, int, int, Work]] = []
+        for short in (True, False):
+            seqs = np.flatnonzero(few if short else ~few).astype(np.int64)
+            if seqs.size:
+                rows = int(lengths[seqs].max()) * query.group_size
+                works.append(_one_pass(batch, part, query, target, processors, options, seqs, short, rows))
+        passes = self._upload(works, 4 * (batch.capacity_tokens + batch.capacity_seqs))
+        return StepPlan(part, head_first(group.layout), passes)
+
+    def _upload(self, works: list[tuple[Tile, int, int, Work]], least: int) -> tuple[Pass, ...]:
+        size = sum(w.items.size + w.merges.size for *_, w in works)
+        if self._staging is None or self._staging.host.size < size:
+            # Sized for the step's limits at once: growing is for forced splits.
+            self._staging = StagingBuffer(max(size, ITEM_COLUMNS * least), torch.int32, self._device)
+        staging, at, found = self._staging, 0, []
+        staging.begin()
+        for sizes, heads, per_head, work in works:
+            places = []
+            for array, columns in ((work.items, ITEM_COLUMNS), (work.merges, MERGE_COLUMNS)):
+                staging.host[at : at + array.size] = array.reshape(-1)
+                places.append(staging.device[at : at + array.size].view(-1, columns))
+                at += array.size
+            found.append(Pass(sizes, heads, per_head, places[0], places[1], work.parts))
+        staging.upload(at)
+        return tuple(found)
+
+
+def _one_pass(
+    batch: Batch, part: GroupBatch, query: AttentionQuery, target: Target, processors: int,
+    options: TritonOptions, seqs: np.typing.NDArray[np.int64], short: bool, rows: int,
+) -> tuple[Tile, int, int, Work]:  # fmt: skip
+    sizes = sizes_of(query, target, options, short=short, rows=rows)
+    heads = min(query.group_size, sizes.block_m)
+    per_head = -(-query.group_size // heads)
+    splits = Splits(
+        programs=processors * PROGRAMS_PER_PROCESSOR,
+        heads=query.num_kv_heads * per_head,
+        min_keys=max(target.min_split_keys, sizes.block_n),
+        fixed=options.num_splits,
+        step=sizes.block_n,
+    )
+    return sizes, heads, per_head, list_work(batch, part, query.mask, seqs, sizes.block_m // heads, splits)
+
+
+def sizes_of(
+    query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool, rows: int
+) -> Tile:
+    """The table's tile, with what the options override."""
+    found = tile(
+        target, few=short, rows=rows, head_dim=query.head_dim, head_dim_v=query.head_dim_v,
+        wide=query.dtype == "float32",
+    )  # fmt: skip
+    return Tile(
+        options.block_m or found.block_m,
+        options.block_n or found.block_n,
+        options.num_warps or found.num_warps,
+        options.num_stages or found.num_stages,
+    )
