@@ -10,6 +10,7 @@ import torch
 from kvcore.attention.batch import Batch, GroupBatch
 from kvcore.testing.check_attend import Result, attend_once, compare, empty_like, judge_all, run_step
 from kvcore.testing.context import Context
+from kvcore.testing.guard import Guard
 from kvcore.testing.outcome import CheckFailure, Measure
 from kvcore.testing.scene import Scene, SceneLayer
 
@@ -70,7 +71,9 @@ def check_padded(context: Context) -> Measure:
         )
         _null_block_is_zero(scene, before)
         q = torch.cat([layer.q, empty_like(scene, layer, extra)])
+        guard = Guard(scene)
         result = attend_once(context, scene, layer, q, fresh, metadata[layer.kv_group])
+        guard.unchanged("attend changed the cache")
         _rows_without_keys(result, extra)
         cut = Result(result.out[:-extra], None if result.lse is None else result.lse[:-extra])
         worst = worst.worse(_judge(scene, layer, cut))

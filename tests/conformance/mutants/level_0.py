@@ -10,7 +10,8 @@ MUTANTS = (
         cases=("devices",), alone=True,
     ),
     Mutant(
-        "fails_open", "L0", "a feature that it does not know is accepted: the refusal does not happen", "spec.py",
+        "fails_open", "L0", "a feature that it does not know is accepted: the refusal does not happen",
+        "spec.py",
         "refused = CAPABILITIES.check(query)",
         "from dataclasses import fields\n"
         "known = {f.name: getattr(query, f.name) for f in fields(AttentionQuery)}\n"
@@ -43,13 +44,15 @@ MUTANTS = (
         cases=("layouts",),
     ),
     Mutant(
-        "layout_forgets_v", "L0", "a layout gives values the dimension of keys: page bytes are wrong", "spec.py",
+        "layout_forgets_v", "L0", "a layout gives values the dimension of keys: page bytes are wrong",
+        "spec.py",
         "first = nhd(content)",
         "first = nhd(KVHeads(content.num_kv_heads, content.head_dim, None, content.dtype, content.quant))",
         cases=("layouts", "page_bytes"),
     ),
     Mutant(
-        "packs_two_tokens", "L0", "blocks of any size are declared, but the layout packs two tokens", "spec.py",
+        "packs_two_tokens", "L0", "blocks of any size are declared, but the layout packs two tokens",
+        "spec.py",
         "return [LayoutOption(layout, blocks) for layout in (first, second)]",
         "from dataclasses import replace\n"
         "from kvcore.spec.layout import Axis\n"

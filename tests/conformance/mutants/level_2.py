@@ -41,7 +41,8 @@ MUTANTS = (
         cases=("attend.window=P.tail", "attend.window=P+1.tail"),
     ),
     Mutant(
-        "prefill_sees_only_itself", "L2", "a step of several tokens does not see the cached prefix", "step.py",
+        "prefill_sees_only_itself", "L2", "a step of several tokens does not see the cached prefix",
+        "step.py",
         "key_n = torch.arange(origin, origin + held, device=device)",
         "first = origin if stop - start == 1 else max(origin, length - (stop - start))\n"
         "key_n = torch.arange(first, origin + held, device=device)",

@@ -4,13 +4,15 @@ from .mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "values_outside_the_window", "L3", "values that no query sees are multiplied by 0: 0 * NaN", "step.py",
+        "values_outside_the_window", "L3", "values that no query sees are multiplied by 0: 0 * NaN",
+        "step.py",
         "wanted = seen_tn.any(0)",
         "wanted = torch.ones_like(key_n, dtype=torch.bool)",
         cases=("attend.poison=nan.window", "attend.poison=inf.window"), reports=("A25", "A21"),
     ),
     Mutant(
-        "reads_past_the_length", "L3", "the whole last block is read, past the end of the sequence", "step.py",
+        "reads_past_the_length", "L3", "the whole last block is read, past the end of the sequence",
+        "step.py",
         "held = int(part.kv_lens_host[s])",
         "held = -(-int(part.kv_lens_host[s]) // size) * size",
         cases=("attend.poison=inf.bidirectional", "attend.poison=nan.bidirectional"), reports=("A20", "A21"),
@@ -28,7 +30,8 @@ MUTANTS = (
         cases=("placement.permuted",),
     ),
     Mutant(
-        "table_of_the_first_group", "L3", "every KV group reads and writes by the table of group 0", "step.py",
+        "table_of_the_first_group", "L3", "every KV group reads and writes by the table of group 0",
+        "step.py",
         "part = batch.groups[group.kv_group]",
         "part = batch.groups[0]",
         cases=("attend.two_groups=window.slots",), reports=("A20",),

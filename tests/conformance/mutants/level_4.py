@@ -29,7 +29,8 @@ MUTANTS = (
         cases=("padded.lse",), reports=("A36",), alone=True,
     ),
     Mutant(
-        "lse_heads_for_tokens", "L4", "the log-sum-exp is [H, T] in memory where [T, H] is asked for", "softmax.py",
+        "lse_heads_for_tokens", "L4", "the log-sum-exp is [H, T] in memory where [T, H] is asked for",
+        "softmax.py",
         "lse_tH = lse_Ht1.squeeze(-1).transpose(0, 1)",
         "lse_tH = lse_Ht1.reshape(-1, facts.num_heads)",
         cases=("attend.lse.base",), alone=True,

@@ -4,7 +4,8 @@ from .mutant import Mutant
 
 MUTANTS = (
     Mutant(
-        "products_in_any_order", "L5", "products are added in an order that changes from run to run", "softmax.py",
+        "products_in_any_order", "L5", "products are added in an order that changes from run to run",
+        "softmax.py",
         'out_tHV = torch.einsum("htn,nhv->thv", probs_Htn, values_nHV)',
         "order_n = torch.randperm(len(values_nHV))\n"
         'out_tHV = torch.einsum("htn,nhv->thv", probs_Htn[..., order_n], values_nHV[order_n])',
@@ -18,14 +19,16 @@ MUTANTS = (
         cases=("deterministic",),
     ),
     Mutant(
-        "dirty_workspace", "L5", "what earlier calls left in the workspace leaks into the answer", "backend.py",
+        "dirty_workspace", "L5", "what earlier calls left in the workspace leaks into the answer",
+        "backend.py",
         "out[step.rows] = result.to(out.dtype)",
         'self.calls = self.__dict__.get("calls", 0) + 1\n'
         "out[step.rows] = (result * (1 + self.calls % 3 * 2.0**-23)).to(out.dtype)",
         cases=("deterministic",),
     ),
     Mutant(
-        "batches_from_the_end", "L5", "a batch of several sequences walks its keys from the end", "backend.py",
+        "batches_from_the_end", "L5", "a batch of several sequences walks its keys from the end",
+        "backend.py",
         "result, total = attend_dense(layer, q_tHD.to(wide), keys_nKD, values_nKV, step)",
         "if len(metadata.sequences) > 1:\n"
         "    from dataclasses import replace\n"
@@ -35,7 +38,8 @@ MUTANTS = (
         cases=("batch_invariant",), alone=True,
     ),
     Mutant(
-        "divides_by_place", "L5", "a row's place in the batch decides how its weights are divided", "softmax.py",
+        "divides_by_place", "L5", "a row's place in the batch decides how its weights are divided",
+        "softmax.py",
         "probs_Htn = weights_Htn / total_Ht1",
         "probs_Htn = weights_Htn * (1 / total_Ht1) if step.rows.start else weights_Htn / total_Ht1",
         cases=("batch_invariant",), alone=True,

@@ -1,0 +1,99 @@
+"""The kit kills what is broken: every mutant dies by a case of its level, and no level can be left out."""
+
+from collections import Counter
+
+import pytest
+from conformance.mutants.matrix import COMMAND, PAGE, REPORTS, first_kill, killing_levels, page, recorded
+from conformance.mutants.mutant import load
+from conformance.mutants.table import MUTANTS
+
+from kvcore.testing import run
+from kvcore.testing.cases import LEVELS
+
+BY_NAME = {m.name: m for m in MUTANTS}
+# One mutant a level that no other level kills, cheap to prove: the kit without the level calls it right.
+ALONE = {
+    "L0": "accepts_any_device",
+    "L1": "padding_only_at_the_end",
+    "L2": "alibi_ahead",
+    "L3": "offsets_of_31_bits",
+    "L4": "lse_base_2",
+    "L5": "divides_by_place",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("mutants")
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder):
+    return load("mutant_of_nothing", {}, folder)
+
+
+def test_the_list():
+    assert len(BY_NAME) == len(MUTANTS) >= 40
+    per_level = Counter(m.level for m in MUTANTS)
+    assert all(per_level[level] >= 5 for level in LEVELS)
+    lines = Counter((m.file, m.line) for m in MUTANTS)
+    assert [at for at, count in lines.items() if count > 1] == []
+    assert {r for m in MUTANTS for r in m.reports} == set(REPORTS)
+    assert all(m.selected() for m in MUTANTS)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_killed(name, folder, unbroken):
+    mutant = BY_NAME[name]
+    killer, reason = first_kill(mutant, mutant.spec(folder))
+    assert killer, f"no case of {mutant.level} notices: {mutant.broken}"
+    assert reason
+    # The same cases, up to the one that kills, pass where nothing is broken.
+    cases = mutant.selected()
+    until = [c.id for c in cases].index(killer) + 1
+    results = run(unbroken, cases[:until], probe_refused=False)
+    assert [(r.case.id, r.reason) for r in results if r.outcome == "failed"] == []
+    assert results[-1].outcome == "passed"
+    assert recorded()[name]["case"] == killer, f"out of date: run `{COMMAND} {name}`"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_level_can_be_left_out(level, folder):
+    """All other levels, at level quick, find nothing wrong; the whole kit does the same in the long run."""
+    mutant = BY_NAME[ALONE[level]]
+    assert mutant.alone
+    assert mutant.level == level
+    others = tuple(n for n in LEVELS if n != level)
+    spec = load(f"left_out_{mutant.name}", {mutant.file: mutant.source()}, folder)
+    assert killing_levels(spec, "quick", others) == []
+
+
+def test_the_matrix():
+    kills = recorded()
+    assert list(kills) == list(BY_NAME)
+    for mutant in MUTANTS:
+        assert mutant.level in kills[mutant.name]["levels"]
+        assert mutant.alone == (kills[mutant.name]["levels"] == [mutant.level]), mutant.name
+    assert {m.level for m in MUTANTS if m.alone} == set(LEVELS)
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text() == page(recorded()), f"run `{COMMAND}`, or with the names of what changed"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BY_NAME)
+def test_levels_that_kill(name, folder):
+    """The whole row of the matrix; for a mutant of one level alone, by the cases of level full too."""
+    mutant = BY_NAME[name]
+    spec = load(f"whole_{name}", {mutant.file: mutant.source()}, folder)
+    others = tuple(n for n in LEVELS if n != mutant.level)
+    tier = "full" if mutant.alone else "quick"
+    assert killing_levels(spec, tier, others) == [n for n in recorded()[name]["levels"] if n in others]
+
+
+@pytest.mark.long
+def test_the_unbroken_backend_passes_at_full_level(unbroken):
+    results = run(unbroken, level="full")
+    assert [(r.case.id, r.reason) for r in results if r.outcome == "failed"] == []
+    assert {r.case.level for r in results if r.outcome == "passed"} == set(LEVELS)
