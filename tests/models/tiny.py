@@ -34,6 +34,8 @@ LONGROPE = dict(
 # name -> (config class of transformers, its arguments)
 SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", SMALL),
+    # Head dimension 64, the smallest that every backend takes.
+    "llama_64": ("LlamaConfig", dict(SMALL, head_dim=64)),
     "llama_yarn": ("LlamaConfig", dict(SMALL, rope_parameters=YARN)),
     "mistral_window": ("MistralConfig", dict(SMALL, sliding_window=16)),
     "mixtral": ("MixtralConfig", dict(SMALL, num_local_experts=4, num_experts_per_tok=2)),
@@ -46,6 +48,11 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3TextConfig",
         dict(SMALL, num_hidden_layers=6, num_key_value_heads=1, head_dim=16, sliding_window=16),
+    ),
+    "gemma3_64": (
+        "Gemma3TextConfig",
+        dict(SMALL, num_hidden_layers=6, num_key_value_heads=1, head_dim=64, sliding_window=16,
+             query_pre_attn_scalar=64),
     ),
     "qwen2": ("Qwen2Config", SMALL),
     "qwen2_window": ("Qwen2Config", dict(SMALL, use_sliding_window=True, sliding_window=16, max_window_layers=1)),

@@ -1,0 +1,143 @@
+"""The engine in float16 through the emulations, beside torch in float16; two backends in one model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models.tiny import tiny_model
+from support.engines import make_llm
+
+import kvcore
+from kvcore.cli import main
+from kvcore.config.build import build
+from kvcore.config.compose import compose
+from kvcore.engine.settings import SamplingParams
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError
+from kvcore.registry.loader import installed
+from kvcore.testing.tolerance import UNIT_ROUNDOFF
+
+LENGTHS = (270, 60, 33, 7)
+LIMITS = {"max_model_len": 300, "num_blocks": 40, "max_num_batched_tokens": 128, "max_num_seqs": 4}
+PAGE = {"flash_attn": 256, "flashinfer": 16}
+
+
+def sequences():
+    torch.manual_seed(0)
+    return [torch.randint(1, 250, (n,)).tolist() for n in LENGTHS]
+
+
+def emulated(path, backend, **keys):
+    return make_llm(
+        path, dtype="float16", backend=backend, block_size=PAGE[backend],
+        options={backend: {"emulate": True}}, **LIMITS | keys,
+    )  # fmt: skip
+
+
+def plain(path, **keys):
+    return make_llm(path, dtype="float16", backend="torch", **LIMITS | keys)
+
+
+def allowed(reference: torch.Tensor, layers: int) -> float:
+    """Each layer rounds its attention to float16 once more or otherwise; the kit allows it 4 roundings."""
+    return 4 * UNIT_ROUNDOFF["float16"] * layers * float(reference.abs().max())
+
+
+def compare(mine, theirs, layers):
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.shape == b.shape
+        error, limit = float((a - b).abs().max()), allowed(b, layers)
+        assert error <= limit, (error, limit)
+
+
+@pytest.mark.parametrize("backend", PAGE)
+def test_teacher_forced_logits_in_float16(backend, tmp_path_factory):
+    path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
+    texts = sequences()
+    prompts = [max(1, len(t) - 12) for t in texts]
+    mine = emulated(path, backend)
+    assert set(mine.backends.values()) == {backend}
+    compare(mine.score(texts, prompt_lens=prompts), plain(path).score(texts, prompt_lens=prompts), 2)
+
+
+@pytest.mark.parametrize("backend", PAGE)
+def test_greedy_tokens_are_equal_up_to_a_near_tie(backend, tmp_path_factory):
+    path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
+    prompts, new = [t[:n] for t, n in zip(sequences(), (250, 40, 20, 5), strict=True)], 16
+    sampling = SamplingParams(max_tokens=new, ignore_eos=True)
+
+    def greedy(llm):
+        requests = [llm.core.add_request(str(i), p, sampling) for i, p in enumerate(prompts)]
+        while llm.core.has_unfinished:
+            llm.core.step()
+        llm.core.manager.check_integrity()
+        return [r.output_ids for r in requests]
+
+    mine, torchs = greedy(emulated(path, backend)), greedy(plain(path))
+    logits = plain(path).score([p + t for p, t in zip(prompts, torchs, strict=True)],
+                               prompt_lens=[len(p) for p in prompts])  # fmt: skip
+    for prompt, a, b, rows in zip(prompts, mine, torchs, logits, strict=True):
+        differs = [n for n, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+        if differs:
+            best = rows[len(prompt) - 1 + differs[0]].topk(2).values
+            assert float(best[0] - best[1]) <= 2 * allowed(rows, 2), f"token {differs[0]}"
+
+
+@pytest.mark.parametrize("backend", PAGE)
+def test_windows_on_one_backend_and_full_layers_on_another(backend, tmp_path_factory):
+    """A gemma3-like model: each backend with an option of its own."""
+    path = tiny_model("gemma3_64", tmp_path_factory.getbasetemp())
+    # Their layers share bytes: all field-first, or none.
+    layout = {"flash_attn": "kv_first", "flashinfer": "hnd"}[backend]
+    overrides = [
+        f"model.path={path}", "model.dtype=float16", "device=cpu", "backend=torch",
+        f"backend_by_kind.window={backend}", f"backends.{backend}.emulate=true",
+        f"cache.block_size={PAGE[backend]}", "cache.num_blocks=200", f"backends.torch.layout={layout}",
+        "engine.max_model_len=300", "engine.max_num_seqs=4", "engine.max_num_batched_tokens=128",
+    ]  # fmt: skip
+    if backend == "flashinfer":
+        overrides.append("backends.flashinfer.layout=hnd")
+    composed = build(compose(overrides, installed()), installed(), purpose="run").settings.backend
+    assert composed.by_kind["window"] == backend
+    assert composed.options["torch"].layout == layout
+    assert composed.options[backend].emulate is True
+    llm = kvcore.LLM(*overrides)
+    groups = llm.plan.configs[0].kv_cache_groups
+    found = {(g.spec.kind, g.backend, g.layout.layout.name) for g in groups}
+    assert found == {("window", backend, layout), ("full", "torch", layout)}
+    texts = sequences()
+    prompts = [max(1, len(t) - 12) for t in texts]
+    reference = plain(path, num_blocks=200).score(texts, prompt_lens=prompts)
+    compare(llm.score(texts, prompt_lens=prompts), reference, 6)
+    llm.core.manager.check_integrity()
+
+
+@pytest.mark.parametrize("backend", PAGE)
+def test_without_package_or_device_run_ends_in_a_typed_error(backend, tmp_path_factory, capsys):
+    path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
+    status = main(["run", "--prompt", "x", f"model.path={path}", "device=cpu", f"backend={backend}",
+                   "model.dtype=float16", "output=json"])  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 2
+    assert f"backends.{backend}.emulate=true" in said
+    with pytest.raises((BackendUnsupportedError, BackendUnavailableError), match=r"cuda|flash_attn_2_cuda"):
+        make_llm(path, dtype="float16", backend=backend)
+
+
+def test_sinks_are_refused_where_a_model_has_them(tmp_path_factory):
+    path = tiny_model("gpt_oss", tmp_path_factory.getbasetemp())
+    with pytest.raises(BackendUnsupportedError, match="FlashAttention 2 has no sinks"):
+        make_llm(path, dtype="float16", backend="flash_attn", options={"flash_attn": {"emulate": True}})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", PAGE)
+def test_the_main_job_in_float16(backend, smollm2):
+    """SmolLM2 with its chat prompts: logits at every position, and greedy tokens, as torch in float16."""
+    from support.mt_bench import first_turns
+
+    keys = {"max_model_len": 512, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 8}
+    mine, theirs = emulated(smollm2, backend, **keys), plain(smollm2, **keys)
+    prompts = [theirs.tokenizer.encode(p, chat=True) for p in first_turns(4)]
+    texts = [p + p[:16] for p in prompts]
+    lens = [len(p) for p in prompts]
+    compare(mine.score(texts, prompt_lens=lens), theirs.score(texts, prompt_lens=lens), 30)
