@@ -204,6 +204,7 @@ def _cache(keys: CacheKeys) -> CacheSettings:
         salt=keys.salt,
         hash=keys.hash,
         eviction=keys.eviction,
+        sanitize=keys.sanitize,
         choice=CacheChoice(
             dtype=None if keys.dtype == "auto" else keys.dtype,
             dtype_by_kind=_by_kind(keys.dtype_by_kind),

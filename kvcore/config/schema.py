@@ -88,7 +88,7 @@ class CacheKeys:
         "auto", "latent attention: as latents, or keys and values", choices=("auto", "latent", "expanded")
     )
     swap_memory: str = key("0", "bytes of host memory for swapped requests")
-    sanitize: bool = key(False, "shadow state and poison, for finding faults")
+    sanitize: bool = key(False, "poison cache content when it dies (NaN), for finding faults")
     prefix_caching: bool = key(True, "reuse the blocks of equal prompt beginnings")
     salt: str = key("", "isolates the prefixes of tenants")
     hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3"))

@@ -80,7 +80,6 @@ NOT_BUILT: tuple[tuple[str, Callable[[Any], bool], Any, str], ...] = (
     ("executor", lambda v: v != "inline", "inline", "use executor=inline"),
     ("cache.swap_memory", lambda v: parse_bytes("cache.swap_memory", v) > 0, 0,
      "leave it at 0: a preempted request is computed again"),
-    ("cache.sanitize", bool, False, "leave it out"),
     ("cache.explain", bool, False, "leave it out"),
     ("cache.explain_history", lambda v: v is not None, None, "leave it out"),
     ("cache.scale_file", lambda v: v is not None, None, "leave it out: quantized caches cannot be run yet"),

@@ -114,6 +114,7 @@ class EngineCore:
             hash_name=cache.hash,
             namespace=namespace.encode(),
             eviction=self._eviction(),
+            track_dead=cache.sanitize,
         )
 
     def _hit_unit(self) -> int:
@@ -235,6 +236,7 @@ def _worker_settings(settings: EngineSettings) -> WorkerSettings:
         limits=Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs),
         utilization=settings.cache.utilization,
         options=settings.backend.options,
+        sanitize=settings.cache.sanitize,
     )
 
 

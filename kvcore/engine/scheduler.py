@@ -136,7 +136,7 @@ class Scheduler:
         rows.sort(key=lambda r: not (len(r.token_ids) == 1 and r.num_computed > 0))
         dropped, self._dropped = tuple(self._dropped), []
         return SchedulerOutput(
-            allocation.step, tuple(rows), dropped, allocation.copies, allocation.new_blocks
+            allocation.step, tuple(rows), dropped, allocation.copies, allocation.new_blocks, allocation.dead
         )
 
     def _count_admission(self, request: Request, hit: int) -> None:

@@ -24,6 +24,7 @@ class CacheSettings:
         salt: Isolates the prefixes of tenants.
         hash: sha256 or xxh3.
         eviction: Name of the eviction policy.
+        sanitize: Poison content when it dies.
         choice: dtypes and scales.
     """
 
@@ -36,6 +37,7 @@ class CacheSettings:
     salt: str = ""
     hash: str = "sha256"
     eviction: str = "lru"
+    sanitize: bool = False
     choice: CacheChoice = field(default_factory=CacheChoice)
 
 

@@ -29,6 +29,8 @@ class BlockPool:
         num_blocks: Ids, the null block included.
         policy: Class of the eviction policy.
         on_evict: Called with a cached block that is about to be handed out.
+        on_death: Called with each block whose content can no longer be read nor hit: when its last reader is
+            done, if it is not cached; when it is evicted; when the cache forgets it.
 
     Attributes:
         refs: Holders of each id; read only.
@@ -42,6 +44,7 @@ class BlockPool:
         *,
         policy: type[EvictionPolicy] = LRU,
         on_evict: Callable[[int], None] | None = None,
+        on_death: Callable[[int], None] | None = None,
     ) -> None:
         if num_blocks < 1:
             raise ConfigError(
@@ -52,6 +55,7 @@ class BlockPool:
         self.retired = 0
         self.evictions = 0
         self._on_evict = on_evict
+        self._on_death = on_death
         self._fresh = BlockList(num_blocks, full=True)  # free, content of no use
         self._policy = policy(num_blocks)  # free, content can be hit
         self._cached = bytearray(num_blocks)
@@ -112,7 +116,18 @@ class BlockPool:
         self.evictions += 1
         if self._on_evict is not None:
             self._on_evict(block)
+        if self._on_death is not None:
+            self._on_death(block)
         return block
+
+    def _set_free(self, block: int) -> None:
+        """Nobody holds or reads the block any more; content that is not cached is dead."""
+        if self._cached[block]:
+            self._policy.add(block)
+            return
+        self._fresh.append(block)
+        if self._on_death is not None:
+            self._on_death(block)
 
     def share(self, blocks: Iterable[int]) -> None:
         """Give each block one more holder; free and pending ones come back to life."""
@@ -154,10 +169,8 @@ class BlockPool:
                 self._pending_at[block] = len(waiting)
                 waiting.append(block)
                 self._num_pending += 1
-            elif self._cached[block]:
-                self._policy.add(block)
             else:
-                self._fresh.append(block)
+                self._set_free(block)
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done: their pending blocks can be handed out."""
@@ -169,7 +182,7 @@ class BlockPool:
                 if self._pending_at[block] == i and self._last_reader[block] == due:
                     self._pending_at[block] = _NOT_PENDING
                     self._num_pending -= 1
-                    (self._policy.add if self._cached[block] else self._fresh.append)(block)
+                    self._set_free(block)
 
     def set_cached(self, block: int) -> None:
         """The content of this block, which is in use, can be hit from now on."""
@@ -183,7 +196,7 @@ class BlockPool:
             self._cached[block] = 0
             if self.is_free(block):
                 self._policy.remove(block)
-                self._fresh.append(block)
+                self._set_free(block)
 
     def check_integrity(self, holders: Mapping[int, int] | None = None) -> None:
         """Prove that every id is in exactly one state; O(pool).

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError, RequestError
 from kvcore.manage.block_hash import BlockHasher, Extra, check_extras, token_array
 from kvcore.manage.block_pool import BlockPool
+from kvcore.manage.dead_blocks import DeadBlocks
 from kvcore.manage.events import Cleared, Event, EventLog, Removed, Stored
 from kvcore.manage.eviction import LRU, EvictionPolicy
 from kvcore.manage.explain import Explainer, Miss
@@ -34,6 +35,7 @@ class KVCacheManager:
         eviction: Class of the eviction policy; least recently used when None.
         explain_history: Requests to remember, so that `explain_miss` can compare.
         events: Collect events for `take_events`; they pile up until taken.
+        track_dead: Report in each step the blocks whose content died, so that it can be poisoned.
 
     Raises:
         NotBuiltError: The config needs a retention or a placement that is not built yet.
@@ -50,12 +52,16 @@ class KVCacheManager:
         eviction: type[EvictionPolicy] | None = None,
         explain_history: int = 0,
         events: bool = False,
+        track_dead: bool = False,
     ) -> None:
         self._rules = rules_of(config)
         self._prefix_caching = prefix_caching
         self._hasher = BlockHasher(hash_block_size(self._rules), name=hash_name, namespace=namespace)
         self._cache = PrefixCache(self._rules, config.num_blocks)
-        self._pool = BlockPool(config.num_blocks, policy=eviction or LRU, on_evict=self._evicted)
+        self._dead = DeadBlocks(config.num_blocks, enabled=track_dead)
+        self._pool = BlockPool(
+            config.num_blocks, policy=eviction or LRU, on_evict=self._evicted, on_death=self._dead.died
+        )
         self._events = EventLog(enabled=events)
         self._explainer = Explainer(self._rules, self._cache, explain_history, enabled=prefix_caching)
         self._requests: dict[str, RequestState] = {}
@@ -132,7 +138,7 @@ class KVCacheManager:
 
     def blocks_short(self, asks: Sequence[Ask]) -> int:
         """0 when `allocate(asks)` would succeed now, else how many free blocks are missing."""
-        return self._short(self._plan(asks))
+        return self._plan(asks).short_of(self._pool.num_free)
 
     def allocate(self, asks: Sequence[Ask]) -> StepAllocation:
         """Give a whole step its blocks, or change nothing.
@@ -146,7 +152,7 @@ class KVCacheManager:
             RequestError, NotBuiltError: An ask is malformed; nothing has changed.
         """
         plan = self._plan(asks)
-        short = self._short(plan)
+        short = plan.short_of(self._pool.num_free)
         if short:
             raise OutOfBlocksError(
                 f"the step lacks {short} blocks",
@@ -165,7 +171,8 @@ class KVCacheManager:
         self._steps[step] = [(p.request, p.end) for p in plan.parts]
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
-        return StepAllocation(step, deltas, tuple(copies), tuple(new_blocks), cached)
+        new, dead = tuple(new_blocks), self._dead.drain(new_blocks)
+        return StepAllocation(step, deltas, tuple(copies), new, cached, dead)
 
     def commit(self, step: int, new_tokens: Mapping[str, Sequence[int]]) -> None:
         """The tokens of `step` are computed: they can be hit, and what no later query reads is given up.
@@ -227,8 +234,6 @@ class KVCacheManager:
             self._pool.release(request.tail_first(self._rules), request.last_step)
             request.rows = []
             request.hit_memo = None
-
-    # ---- questions
 
     def table(self, request_id: str, group: int) -> tuple[int, list[int]]:
         """(first_block, ids): the row of a request in a group; (0, []) before admission."""
@@ -312,9 +317,6 @@ class KVCacheManager:
 
     def _plan(self, asks: Sequence[Ask]) -> StepPlan:
         return plan_step(asks, self._requests, self._rules, self._pool, self._find_hit)
-
-    def _short(self, plan: StepPlan) -> int:
-        return max(0, plan.new_blocks + plan.revived - self._pool.num_free)
 
     def _admit(self, request: RequestState, hit: Hit) -> int:
         request.epoch = self._epoch

@@ -56,6 +56,8 @@ class StepAllocation:
         copies: (group, from block, to block), to be done before the model runs.
         new_blocks: (group, block) handed out in this step; their old content is of no use.
         cached_tokens: Per request admitted in this step, the tokens that the prefix cache gave it.
+        dead: (group that wrote it, block) whose content died since the step before, where the manager tracks
+            that; a block may be dead and new in one step.
     """
 
     step: int
@@ -63,3 +65,4 @@ class StepAllocation:
     copies: tuple[tuple[int, int, int], ...]
     new_blocks: tuple[tuple[int, int], ...]
     cached_tokens: Mapping[str, int]
+    dead: tuple[tuple[int, int], ...] = ()

@@ -47,6 +47,10 @@ class StepPlan(NamedTuple):
     new_blocks: int
     revived: int
 
+    def short_of(self, free: int) -> int:
+        """Free blocks that are missing when there are `free`."""
+        return max(0, self.new_blocks + self.revived - free)
+
 
 def plan_step(
     asks: Sequence[Ask],

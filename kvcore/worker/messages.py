@@ -58,6 +58,7 @@ class SchedulerOutput:
         finished: Requests whose rows can be dropped, before `rows` are applied.
         copies: (group, from, to) block copies, done before the model runs.
         new_blocks: (group, block) handed out in this step, zeroed where the policy says so.
+        dead: (group, block) whose content died since the step before; poisoned where that is switched on.
     """
 
     step: int
@@ -65,6 +66,7 @@ class SchedulerOutput:
     finished: tuple[str, ...] = ()
     copies: tuple[tuple[int, int, int], ...] = ()
     new_blocks: tuple[tuple[int, int], ...] = ()
+    dead: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -78,13 +80,15 @@ class SchedulerOutput:
              [tuple(s) for s in r.samples], r.keep_logits)
             for r in self.rows
         ]  # fmt: skip
-        packed: bytes = msgpack.packb((self.step, rows, self.finished, self.copies, self.new_blocks))
+        packed: bytes = msgpack.packb(
+            (self.step, rows, self.finished, self.copies, self.new_blocks, self.dead)
+        )
         return packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SchedulerOutput:
         """The message that `to_bytes` packed."""
-        step, rows, finished, copies, new_blocks = msgpack.unpackb(data, use_list=False)
+        step, rows, finished, copies, new_blocks, dead = msgpack.unpackb(data, use_list=False)
         return cls(
             step=step,
             rows=tuple(
@@ -97,6 +101,7 @@ class SchedulerOutput:
             finished=finished,
             copies=copies,
             new_blocks=new_blocks,
+            dead=dead,
         )  # fmt: skip
 
 

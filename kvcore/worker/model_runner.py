@@ -92,7 +92,7 @@ class ModelRunner:
         for row, scheduled in zip(rows, output.rows, strict=True):
             for group, delta in enumerate(scheduled.deltas):
                 self.tables.apply(group, row, delta)
-        self.cache.before_step(output.copies, output.new_blocks)
+        self.cache.before_step(output.copies, output.new_blocks, output.dead)
         batch = self.builder.build(
             rows,
             [len(r.token_ids) for r in output.rows],

@@ -22,6 +22,7 @@ class WorkerSettings:
         limits: Longest sequence, most tokens and sequences of a step.
         utilization: Share of the device's total memory that may be used in all.
         options: Options of each backend, by its name.
+        sanitize: Poison cache content when it dies.
         global_rank: Rank over the cluster.
         local_rank: Rank on this machine: the device's index.
     """
@@ -32,6 +33,7 @@ class WorkerSettings:
     limits: Limits
     utilization: float = 0.9
     options: Mapping[str, Any] = field(default_factory=dict)
+    sanitize: bool = False
     global_rank: int = 0
     local_rank: int = 0
 

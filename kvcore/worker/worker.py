@@ -87,7 +87,10 @@ class Worker:
             name: spec.create(device, options.get(name, spec.Config())) for name, spec in specs.items()
         }
         reads = any(spec.reads_unwritten_slots for spec in specs.values())
-        cache = CacheEngine(config, device, zero_new_blocks=must_zero(config, reads))
+        poison = self.settings.sanitize
+        # Kernels that load unwritten slots are promised finite ones, poison or not.
+        zero = must_zero(config, reads) or (poison and reads)
+        cache = CacheEngine(config, device, zero_new_blocks=zero, poison=poison)
         runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
         runner.bind(config, cache, backends)
         return runner

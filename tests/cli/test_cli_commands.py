@@ -93,7 +93,7 @@ def test_run_refuses_a_cache_too_small_with_the_bytes_needed_and_the_length_that
         (["run", "--prompt"], "ConfigError", "--prompt TEXT"),
         (["run", "--prompt", "   "], "ConfigError", "empty"),
         (["run", "prompts=/nowhere.txt"], "ConfigError", "prompts"),
-        (["diff"], "NotBuiltError", "diff"),
+        (["bench"], "NotBuiltError", "bench"),
         (["replay", "trace=x"], "NotBuiltError", "replay"),
         (["plna"], "ConfigError", "did you mean plan"),
     ],

@@ -147,7 +147,6 @@ def test_a_config_that_is_no_node_puts_its_backend_out_of_service():
         ("executor=process", NotBuiltError, "executor"),
         ("executor=ray", NotBuiltError, "executor"),
         ("cache.swap_memory=1GiB", NotBuiltError, "cache.swap_memory"),
-        ("cache.sanitize=true", NotBuiltError, "cache.sanitize"),
         ("plan.accounting=vllm", NotBuiltError, "plan.accounting"),
         ("format=svg", NotBuiltError, "format"),
         ("backend=nope", UnknownBackendError, "backend"),
