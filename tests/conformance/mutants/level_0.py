@@ -7,7 +7,7 @@ MUTANTS = (
         "accepts_any_device", "L0", "a device of unknown kind is accepted", "spec.py",
         'return Unsupported("device", facts.kind, ["cpu", "cuda"])',
         "return None",
-        cases=("devices",), alone=True,
+        cases=("devices",),
     ),
     Mutant(
         "fails_open", "L0", "a feature that it does not know is accepted: the refusal does not happen",

@@ -13,7 +13,7 @@ MUTANTS = (
         "padding_only_at_the_end", "L1", "padding is taken to lie behind all other tokens", "step.py",
         "write_slots = slots[write_rows]",
         "write_rows = torch.arange(len(write_rows))\nwrite_slots = slots[write_rows]",
-        cases=("write.padding",), alone=True,
+        cases=("write.padding",),
     ),
     Mutant(
         "writes_another_layout", "L1", "writes (token, head, dim) whatever the layout says", "backend.py",
@@ -109,6 +109,6 @@ MUTANTS = (
         "saturates_too_early", "L1", "fp8 saturates at 240, the top of another e4m3", "store.py",
         "top = torch.finfo(stored).max",
         "top = 240.0",
-        cases=("write.cache_dtype=fp8_e4m3_tensor",), reports=("A32",), alone=True,
+        cases=("write.cache_dtype=fp8_e4m3_tensor",), reports=("A32",),
     ),
 )  # fmt: skip

@@ -112,7 +112,7 @@ MUTANTS = (
         "alibi_ahead", "L2", "keys ahead of the query are rewarded: the distance has a sign", "softmax.py",
         "distance_tn = (step.query_t[:, None] - step.key_n[None, :]).abs()",
         "distance_tn = step.query_t[:, None] - step.key_n[None, :]",
-        cases=("attend.mask=bidirectional+alibi",), alone=True,
+        cases=("attend.mask=bidirectional+alibi",),
     ),
     Mutant(
         "bias_is_capped_too", "L2", "the soft-cap bends the ALiBi bias as well", "softmax.py",
@@ -120,7 +120,7 @@ MUTANTS = (
         "if facts.softcap is not None:\n"
         "    bias_Htn = facts.softcap * torch.tanh(bias_Htn / facts.softcap)\n"
         "scores_Htn = scores_Htn - bias_Htn",
-        cases=("attend.softcap+alibi",), alone=True,
+        cases=("attend.softcap+alibi",),
     ),
     Mutant(
         "sinks_ignored", "L2", "sinks are accepted and ignored", "softmax.py",

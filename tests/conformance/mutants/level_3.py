@@ -40,9 +40,9 @@ MUTANTS = (
         "metadata_of_the_step_before", "L3", "buffers at the same address are taken for the same step",
         "backend.py",
         "return plan_step(batch, group, self.device)",
-        "buffer = batch.groups[group.kv_group].slot_mapping_T.data_ptr()\n"
+        "buffer = batch.groups[group.kv_group].slot_mapping_T\n"
         'plans = self.__dict__.setdefault("plans", {})\n'
-        "return plans.setdefault(buffer, plan_step(batch, group, self.device))",
+        "return plans.setdefault(buffer.data_ptr(), (buffer, plan_step(batch, group, self.device)))[1]",
         cases=("steps.two_steps",),
     ),
     Mutant(
@@ -65,7 +65,7 @@ MUTANTS = (
         "from_block = slots // size",
         "stride = view_NP.stride(0)\n"
         "from_block = (slots // size * stride).to(torch.int32).to(torch.int64) // stride",
-        cases=("offsets",), reports=("A35",), alone=True,
+        cases=("offsets",), reports=("A35",),
     ),
     Mutant(
         "rows_without_keys", "L3", "a padded row is left as it was", "softmax.py",

@@ -35,14 +35,14 @@ MUTANTS = (
         "    step = replace(step, key_n=step.key_n.flip(0), seen_tn=step.seen_tn.flip(1))\n"
         "    keys_nKD, values_nKV = keys_nKD.flip(0), values_nKV.flip(0)\n"
         "result, total = attend_dense(layer, q_tHD.to(wide), keys_nKD, values_nKV, step)",
-        cases=("batch_invariant",), alone=True,
+        cases=("batch_invariant",),
     ),
     Mutant(
         "divides_by_place", "L5", "a row's place in the batch decides how its weights are divided",
         "softmax.py",
         "probs_Htn = weights_Htn / total_Ht1",
         "probs_Htn = weights_Htn * (1 / total_Ht1) if step.rows.start else weights_Htn / total_Ht1",
-        cases=("batch_invariant",), alone=True,
+        cases=("batch_invariant",),
     ),
     Mutant(
         "sums_by_place", "L5", "a row's place in the batch decides into how many sums its weights are cut",
@@ -51,6 +51,6 @@ MUTANTS = (
         "half = weights_Htn.shape[-1] // 2 if step.rows.start else 0\n"
         "total_Ht1 = weights_Htn[..., :half].sum(-1, keepdim=True)\n"
         "total_Ht1 = total_Ht1 + weights_Htn[..., half:].sum(-1, keepdim=True)",
-        cases=("batch_invariant",), alone=True,
+        cases=("batch_invariant",),
     ),
 )  # fmt: skip

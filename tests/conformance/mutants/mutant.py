@@ -28,7 +28,6 @@ class Mutant:
         new: What stands there instead; several lines keep their own inner indentation.
         cases: Beginnings of the ids of the level's cases that touch what is broken, in the order to run.
         reports: The field reports that it stands for (docs/mutants.md says what they are).
-        alone: No other level kills it: leaving out its level would let it live.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Mutant:
     new: str
     cases: tuple[str, ...] = field(kw_only=True)
     reports: tuple[str, ...] = field(default=(), kw_only=True)
-    alone: bool = field(default=False, kw_only=True)
 
     @property
     def line(self) -> int:
