@@ -18,6 +18,8 @@ test: $(VENV)/dev.stamp
 test-long: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 KVCORE_TEST_PROFILE=long $(BIN)/python -m pytest -m long -n 2 --timeout=3600
 	OMP_NUM_THREADS=1 KVCORE_TEST_PROFILE=long $(BIN)/python -m pytest tests/spec tests/plan -n 2 --timeout=3600
+	$(PIP) -e '.[dev,mutation]'
+	$(BIN)/python tests/conformance/mutants/mutation_run.py
 
 docs: $(VENV)/dev.stamp
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
