@@ -128,6 +128,19 @@ def test_a_later_token_that_is_not_finite_spoils_no_earlier_query(scene, layout,
     torch.testing.assert_close(out[13:], clean[13:])
 
 
+@pytest.mark.parametrize("layout", ["hnd", "kv_first"])
+def test_a_value_that_is_not_finite_spoils_those_that_see_it(scene, layout):
+    step = {"layout": layout, "lengths": (30,), "scheduled": (20,), "first_blocks": (0,)}
+    clean, clean_lse = scene({"lse": True, "window": 6}, **step).run()
+    dirty = scene({"lse": True, "window": 6}, **step)
+    dirty.v[0][17] = torch.nan
+    out, lse = dirty.run()
+    assert torch.isnan(out[7:13]).all()
+    torch.testing.assert_close(out[:7], clean[:7])
+    torch.testing.assert_close(out[13:], clean[13:])
+    torch.testing.assert_close(lse, clean_lse)
+
+
 def test_padding_slots_are_not_written(scene):
     s = scene(lengths=(8,), scheduled=(8,), first_blocks=(0,))
     batch = s.batch
