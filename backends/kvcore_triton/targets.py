@@ -121,11 +121,13 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
         return Tile(16, 32, 1, 1)
     dim = max(power_of_2(head_dim), power_of_2(head_dim_v))
     if wide:
+        if dim > 256:
+            return Tile(16, 16, 16, 1)
         return Tile(16, 32 if dim <= 128 else 16, 4 if dim <= 128 else 8, 1)
     if few:
-        block_m = min(power_of_2(rows), 64 if dim <= 128 else 16)
-        block_n = 64 if dim <= 128 else 32
-        return Tile(block_m, block_n, 4, 2 if dim <= 256 else 1)
+        if dim > 256:
+            return Tile(16, 32, 8, 1)
+        return Tile(min(power_of_2(rows), 64 if dim <= 128 else 16), 64 if dim <= 128 else 32, 4, 2)
     if dim <= 128:
         return Tile(64, 64, 4, 2)
     return Tile(64, 32, 8, 2) if dim <= 256 else Tile(32, 32, 8, 1)

@@ -1,0 +1,106 @@
+"""Compiles variants ahead of time, with no device: registers, spills and shared memory of each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcore_triton.targets import TARGETS
+from kvcore_triton.variants import Variant
+
+# Arguments that are rarely multiples of 16, so that nothing is assumed of them.
+_ODD = ("want_lse", "window", "right", "chunk", "group", "heads", "tiles_per_head", "lse_token", "table_row",
+        "k_scale_block", "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head",
+        "num_heads")  # fmt: skip
+
+
+class Resources(NamedTuple):
+    """What a compiled variant takes.
+
+    Attributes:
+        registers: Registers of a thread.
+        spilled_bytes: Bytes of local memory that a thread spills.
+        shared_bytes: Shared memory of a program.
+        warps: Warps of a program.
+    """
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    warps: int
+
+
+def compiled(variant: Variant, **constants: int) -> Resources:
+    """Compile one variant.
+
+    Args:
+        variant: The variant.
+        constants: Compile-time constants, ``num_warps`` and ``num_stages`` to use instead of the table's.
+    """
+    import triton
+    from triton.compiler import ASTSource
+
+    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.write import write_step
+
+    kernel: Any = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[variant.kernel]
+    types, values = variant.signature()
+    sizes = variant.tile()
+    attend = variant.kernel == "attend"
+    options = {"num_warps": sizes.num_warps if attend else 4, "num_stages": sizes.num_stages if attend else 2}
+    options |= {name: constants.pop(name) for name in tuple(constants) if name in options}
+    values |= constants
+    names: list[str] = list(kernel.arg_names)
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = [n for n, t in signature.items() if t.startswith("*") or (t == "i32" and n not in _ODD)]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(names.index(name),): value for name, value in values.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    made = triton.compile(source, target=gpu_target(variant.target), options=options)
+    shared, warps = int(made.metadata.shared), int(made.metadata.num_warps)
+    if variant.target.startswith("sm_"):
+        registers, spilled = _of_cubin(made)
+    else:
+        registers, spilled = _of_amdgcn(str(made.asm["amdgcn"]))
+    return Resources(registers, spilled, shared, warps)
+
+
+def gpu_target(name: str) -> Any:
+    """Triton's name of a target."""
+    from triton.backends.compiler import GPUTarget
+
+    if name.startswith("sm_"):
+        return GPUTarget("cuda", int(name[3:]), 32)
+    return GPUTarget("hip", name, TARGETS[name].warp)
+
+
+def _of_cubin(made: Any) -> tuple[int, int]:
+    """Registers, and bytes of the stack frame: Triton's kernels have one for spills alone."""
+    tool = Path(_triton_folder()) / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        shown = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", shown)
+    if found is None:
+        raise RuntimeError(f"cuobjdump shows no resource usage: {shown!r}")
+    return int(found[1]), int(found[2])
+
+
+def _of_amdgcn(text: str) -> tuple[int, int]:
+    counts = {name: int(n) for name, n in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
+    return counts["vgpr_count"], 4 * counts["vgpr_spill_count"]
+
+
+def _triton_folder() -> str:
+    import triton
+
+    return str(Path(triton.__file__).parent)

@@ -1,0 +1,139 @@
+"""Static proof: variants compiled for devices that are not here; no spills, shared memory within limits."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from backends.triton.proof_set import FORMATS, pairs_of, proof_set, wanted_pairs
+from kvcore_triton.ahead import compiled
+from kvcore_triton.targets import TARGETS
+from kvcore_triton.variants import DIMS, DTYPES, PROVEN, Variant, every
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "kernels.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Triton's own cache, for this session: nothing of another checkout counts as proof."""
+    from triton import knobs
+
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path_factory.getbasetemp() / "triton-cache")
+        yield
+
+
+def check(variant, resources):
+    limit = TARGETS[variant.target].shared_bytes
+    assert resources.shared_bytes <= limit, f"{variant.name} wants {resources.shared_bytes} of {limit} bytes"
+    if variant.target.startswith("sm_"):
+        assert resources.spilled_bytes == 0, f"{variant.name} spills {resources.spilled_bytes} bytes"
+        assert resources.registers <= 255
+
+
+def test_the_set_has_every_pair_and_stays_small():
+    found = proof_set()
+    assert len(found) <= 40
+    assert len({v.name for v in found}) == len(found)
+    rows = [
+        {n: getattr(v, n) for n in ("target", "dtype", "stored", "granularity", "phase", "general")}
+        | {"dims": (v.head_dim, v.head_dim_v)}
+        for v in found
+        if v.kernel == "attend"
+    ]
+    assert wanted_pairs() == {p for row in rows for p in pairs_of(row)} & wanted_pairs()
+
+
+@pytest.mark.parametrize("variant", proof_set(), ids=lambda v: v.name)
+def test_compiles_within_limits(variant):
+    check(variant, compiled(variant))
+
+
+def test_the_page_shows_this_set():
+    """`python tests/backends/triton/make_register_table.py` writes the table anew."""
+    shown = set(re.findall(r"^\| `((?:sm_|gfx)\S+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert shown == {v.name for v in proof_set()}
+
+
+def test_an_oversized_tile_fails():
+    """The check can fail: too many rows for the registers, too many keys for the shared memory."""
+    rows = Variant("attend", "sm_90", "float16", head_dim=128, head_dim_v=128, phase="prefill")
+    assert compiled(rows, BLOCK_M=256, num_warps=4).spilled_bytes > 0
+    with pytest.raises(AssertionError, match="spills"):
+        check(rows, compiled(rows, BLOCK_M=256, num_warps=4))
+    keys = Variant("attend", "sm_120", "float16", head_dim=256, head_dim_v=256, phase="prefill")
+    with pytest.raises(AssertionError, match="wants"):
+        check(keys, compiled(keys, BLOCK_N=64, num_stages=4))
+
+
+def test_types_that_a_target_lacks_are_no_variants():
+    names = {v.name for v in every()}
+    assert not any(n.startswith("sm_80") and "fp8_e4m3" in n for n in names)
+    assert any(n.startswith("sm_80") and "fp8_e5m2" in n for n in names)
+    fnuz = Variant("attend", "gfx942", stored="fp8_e4m3")
+    assert fnuz.signature()[0]["k_ptr"] == "*fp8e4b8"
+    assert Variant("attend", "sm_90", stored="fp8_e4m3").signature()[0]["k_ptr"] == "*fp8e4nv"
+
+
+@pytest.mark.parametrize("kernel", ["attend", "merge", "write"])
+def test_signatures_name_every_argument(kernel):
+    """Types and constants together are exactly the kernel's parameters."""
+    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.write import write_step
+
+    jitted = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[kernel]
+    types, constants = Variant(kernel, "sm_90").signature()
+    assert {*types, *constants} == set(jitted.arg_names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", PROVEN)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_every_variant_compiles(target, dtype, dims):
+    problems = []
+    for variant in every((target,)):
+        if variant.dtype == dtype and (variant.head_dim, variant.head_dim_v) == dims:
+            try:
+                check(variant, compiled(variant))
+            except AssertionError as problem:
+                problems.append(str(problem))
+    assert not problems
+
+
+@pytest.mark.long
+def test_the_set_compiles_with_triton_3_6(tmp_path):
+    """The release beside torch 2.11, in an environment of its own."""
+    venv.create(tmp_path, with_pip=True)
+    python = tmp_path / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "triton==3.6.0"], check=True)
+    # Compiling takes no torch, but Triton's host side looks for one; ours is the CPU build.
+    import torch
+
+    paths = [str(ROOT), str(ROOT / "backends"), str(ROOT / "tests"), str(Path(torch.__file__).parents[1])]
+    code = f"""
+import sys; sys.path += {paths!r}
+import triton; assert triton.__version__ == "3.6.0", triton.__file__
+import json
+from backends.triton.proof_set import proof_set
+from kvcore_triton.ahead import compiled
+print(json.dumps({{v.name: compiled(v) for v in proof_set()}}))
+"""
+    done = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=False,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TRITON_CACHE_DIR": str(tmp_path / "c")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert set(found) == {v.name for v in proof_set()}
+    spilled = {n: r for n, r in found.items() if n.startswith("sm_") and r[1]}
+    assert not spilled
+    assert sys.version_info[:2] and FORMATS
