@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch is never asked for without the constraints: another build of it can be gigabytes.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+# flash-attn without its kernels: its Python is what adapters are tested against. The second variable keeps its
+# set-up from asking for a CUDA build of torch.
+FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE
+FLASHINFER_LATER := $(VENV)-flashinfer-0.7
 # Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'
 ARGS ?=
 
@@ -15,7 +19,9 @@ run: $(VENV)/run.stamp
 test: $(VENV)/dev.stamp
 	@$(BIN)/python tests/checks.py
 
-test-long: $(VENV)/dev.stamp
+test-long: $(VENV)/dev.stamp $(FLASHINFER_LATER)/stamp
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(FLASHINFER_LATER) $(BIN)/python -m pytest -m 'long or not long' \
+	    tests/backends/flash -k 'not flash_attn' --timeout=3600
 	OMP_NUM_THREADS=1 KVCORE_TEST_PROFILE=long $(BIN)/python -m pytest -m long -n 2 --timeout=3600
 	OMP_NUM_THREADS=1 KVCORE_TEST_PROFILE=long $(BIN)/python -m pytest tests/spec tests/plan -n 2 --timeout=3600
 	$(PIP) -e '.[dev,mutation]'
@@ -29,7 +35,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python tests/benchmarks/bench_import.py
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/_generated \
+	rm -rf $(VENV) $(FLASHINFER_LATER) build dist docs/_build docs/_generated \
 	    .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
@@ -46,4 +52,11 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing kvcore and its development tools into $(VENV); the first time takes some minutes"
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps $$($(BIN)/python tests/gpu_contracts.py)
+	$(FLASH_ATTN_PYTHON) $(PIP) --no-build-isolation --no-deps flash-attn==2.8.3.post2
 	@touch $(VENV)/run.stamp $@
+
+# Another FlashInfer than that of .venv, in a folder that is put before it.
+$(FLASHINFER_LATER)/stamp: | $(VENV)/dev.stamp
+	$(PIP) --no-deps --target $(FLASHINFER_LATER) flashinfer-python==0.7.4
+	@touch $@

@@ -169,7 +169,8 @@ def test_the_emulated_extension_takes_what_flash_attn_passes(entry):
 
 def cpp_parameters(file, function):
     """Names of a C++ function's parameters, those of a macro at its end left out."""
-    found = re.search(rf"{function}\((.*?)\)\s*\{{", (SOURCES / "csrc" / file).read_text(), re.DOTALL)
+    source = SOURCES / "csrc" / f"{file}_jit_binding.cu"
+    found = re.search(rf"{function}\((.*?)\)\s*;", source.read_text(), re.DOTALL)
     text = found[1].replace("ADDITIONAL_FUNC_PARAMS", "")
     return [re.sub(r"\s*=.*", "", part).split()[-1] for part in text.split(",")]
 
@@ -177,9 +178,9 @@ def cpp_parameters(file, function):
 @pytest.mark.parametrize(
     ("file", "function", "entry", "additional"),
     [
-        ("batch_decode.cu", "BatchDecodeWithPagedKVCachePlan", modules.DecodeModule.plan, 0),
-        ("batch_decode.cu", "BatchDecodeWithPagedKVCacheRun", modules.DecodeModule.run, 5),
-        ("batch_prefill.cu", "BatchPrefillWithPagedKVCacheRun", modules.PrefillModule.paged_run, 13),
+        ("batch_decode", "BatchDecodeWithPagedKVCachePlan", modules.DecodeModule.plan, 0),
+        ("batch_decode", "BatchDecodeWithPagedKVCacheRun", modules.DecodeModule.run, 5),
+        ("batch_prefill", "BatchPrefillWithPagedKVCacheRun", modules.PrefillModule.paged_run, 13),
     ],
 )  # fmt: skip
 def test_the_emulated_modules_have_the_parameters_of_the_cpp(file, function, entry, additional):
@@ -190,7 +191,7 @@ def test_the_emulated_modules_have_the_parameters_of_the_cpp(file, function, ent
 
 
 def test_the_emulated_prefill_plan_has_the_parameters_of_the_cpp():
-    theirs = cpp_parameters("batch_prefill.cu", "BatchPrefillWithKVCachePlan")
+    theirs = cpp_parameters("batch_prefill", "BatchPrefillWithKVCachePlan")
     mine = list(inspect.signature(modules.PrefillModule.plan).parameters)[1:]
     later = ["uniform_q_len", "fixed_uniform_q_len"]
     assert len(theirs) == len(mine) + (len(later) if theirs[-2:] == later else 0)
