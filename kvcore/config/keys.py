@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
@@ -18,7 +20,8 @@ class Key:
         path: Full name, such as ``cache.block_size``.
         type: Its type, for people.
         default: Its default.
-        help: One line.
+        help: One line: ``metadata["help"]`` of the field, else its entry under ``Attributes:`` in the
+            docstring of its dataclass.
         choices: Allowed values, or None.
         least, most: Bounds, or None.
     """
@@ -50,10 +53,27 @@ def all_keys(registry: Registry) -> list[Key]:
 def keys_of(config: type[Any], prefix: str) -> list[Key]:
     """The keys of a dataclass, those of nested ones included."""
     hints = get_type_hints(config)
-    return [k for f in fields(config) if f.init for k in _key(f, f"{prefix}.{f.name}", hints[f.name])]
+    told = _attributes(config)
+    return [
+        k
+        for f in fields(config)
+        if f.init
+        for k in _key(f, f"{prefix}.{f.name}", hints[f.name], told.get(f.name, ""))
+    ]
 
 
-def _key(f: Field[Any], path: str, hint: Any) -> Iterator[Key]:
+def _attributes(config: type[Any]) -> dict[str, str]:
+    """What the ``Attributes:`` section of a docstring says of each field; one entry may name several."""
+    _, _, section = inspect.cleandoc(config.__doc__ or "").partition("\nAttributes:\n")
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \w)", "\n" + section.partition("\n\n")[0]):
+        names, colon, text = entry.partition(":")
+        if colon and names[:1].isspace():
+            found |= dict.fromkeys(names.replace(" ", "").split(","), " ".join(text.split()))
+    return found
+
+
+def _key(f: Field[Any], path: str, hint: Any, told: str = "") -> Iterator[Key]:
     if isinstance(hint, type) and is_dataclass(hint):
         yield from keys_of(hint, path)
         return
@@ -61,7 +81,7 @@ def _key(f: Field[Any], path: str, hint: Any) -> Iterator[Key]:
     meta: Mapping[str, Any] = f.metadata
     choices = meta.get("choices")
     yield Key(
-        path, _shown(hint), default, str(meta.get("help", "")),
+        path, _shown(hint), default, str(meta.get("help") or told),
         tuple(choices) if choices else None, meta.get("least"), meta.get("most"),
     )  # fmt: skip
 

@@ -25,27 +25,41 @@ class HookSpecs:
 
     @hookspec
     def kvcore_backends(self) -> Sequence[type[BackendSpec]]:
-        """Attention backends of this plugin."""
+        """Subclasses of `kvcore.BackendSpec`: declarations, each with a `name` of its own."""
         return ()
 
     @hookspec
     def kvcore_contents(self) -> Sequence[type[Content]]:
-        """Kinds of cache content of this plugin."""
+        """Subclasses of `kvcore.spec.content.Content`, each with a `kind` of its own.
+
+        `cache.content=<kind>` stores caches so, wherever the class's `instead_of` can take the place of what
+        the model's adapter says; adapters of plugins may use the classes directly.
+        """
         return ()
 
     @hookspec
     def kvcore_retentions(self) -> Sequence[type[Retention]]:
-        """Retentions of this plugin."""
+        """Subclasses of `kvcore.spec.retention.Retention`, each with a `kind` of its own.
+
+        `cache.retention=<kind>` keeps tokens so, wherever the class's `instead_of` can take the place of what
+        the model's adapter says. What it keeps of a sequence is a tail that begins at `first_needed`.
+        """
         return ()
 
     @hookspec
     def kvcore_model_adapters(self) -> Sequence[type[Any]]:
-        """Subclasses of `kvcore.models.facts.ModelAdapter`."""
+        """Subclasses of `kvcore.models.facts.ModelAdapter`: each reads the configs of its `model_types`.
+
+        A model type that has an adapter already keeps it: the plugin's is left out, with a warning.
+        """
         return ()
 
     @hookspec
     def kvcore_eviction_policies(self) -> Sequence[type[Any]]:
-        """Subclasses of `kvcore.manage.eviction.EvictionPolicy`."""
+        """Subclasses of `kvcore.manage.eviction.EvictionPolicy`, each with a `name` of its own.
+
+        `cache.eviction=<name>` lets it choose which cached block goes first.
+        """
         return ()
 
     @hookspec
@@ -65,7 +79,9 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def kvcore_choose_backend(self, kind: str, candidates: Sequence[str], device: DeviceFacts) -> str | None:
-        """Decide for one KV group of kind `kind` among usable candidates, best first; None abstains.
+        """Decide for one KV group of kind `kind` on `device`, among usable `candidates`; None abstains.
+
+        `candidates` come best first.
 
         Asked only for `backend=auto`; an explicit choice is never overruled. An answer outside
         `candidates`, like an exception, marks the plugin as broken and counts as None.
