@@ -54,8 +54,9 @@ class BackendSpec(ABC):
     Attributes:
         name: Unique, lower case; also the name of its options, ``backends.<name>``.
         api_version: Contract version; another than this core's is refused with both numbers.
-        priority: Rank for ``backend=auto``, higher first, by device kind, or by
-            ``<device kind>/<cache kind>``, which wins; a device that is missing here ranks 0.
+        priority: Rank for ``backend=auto``, higher first, by device class (``cuda``, ``cuda:sm9x``,
+            ``cuda:sm90``, ``rocm:gfx942``) or ``<device class>/<cache kind>``; the narrowest wins, and
+            ``conf/priorities.yaml`` may say otherwise. A device that is missing here ranks 0.
         Config: Dataclass of typed options with defaults.
         batch_invariant: A row's bits do not depend on the other rows.
         deterministic: Equal input gives equal bits.

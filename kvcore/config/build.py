@@ -11,6 +11,7 @@ from typing import Any
 from kvcore.attention.spec import DeviceFacts
 from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
+from kvcore.config.priorities import priorities
 from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
 from kvcore.config.units import parse_bytes
 from kvcore.engine.planning import check_run
@@ -90,7 +91,9 @@ def build(
         model_path=model.path,
         device=device,
         cache=cache,
-        backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends)),
+        backend=BackendChoice(
+            config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()
+        ),
         max_model_len=length,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,

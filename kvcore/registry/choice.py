@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvcore.registry.priority import Priorities
+
 AUTO = "auto"
 
 
@@ -17,11 +19,13 @@ class BackendChoice:
         backend: A name or ``auto``.
         by_kind: Another name for the groups of one kind.
         options: Instances of each backend's `Config`, by backend name.
+        priorities: Ranks for auto that go before the declared ones (`kvcore.registry.priority`).
     """
 
     backend: str = AUTO
     by_kind: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    priorities: Priorities = field(default_factory=dict)
 
     def wanted(self, kind: str) -> str | None:
         """The name asked for the groups of one kind, or None for auto."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from kvcore.attention.query import AttentionQuery
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, plain
 from kvcore.plan.groups import LayoutOffer
 from kvcore.registry.candidates import Question, Status, Verdict, judge
 from kvcore.registry.choice import BackendChoice
+from kvcore.registry.priority import rank
 from kvcore.registry.registry import Registry
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 
@@ -181,9 +182,10 @@ def _classes(
 def _choose(members: _Class, question: Question, choice: BackendChoice, registry: Registry) -> ClassChoice:
     kind = members.spec.kind
     wanted, key = choice.wanted(kind), choice.key(kind)
-    ranked = sorted(
-        registry.backends.items(), key=lambda item: (-_priority(item[1], question, kind), item[0])
-    )
+    ranks = {
+        name: rank(spec, question.device, kind, choice.priorities) for name, spec in registry.backends.items()
+    }
+    ranked = sorted(registry.backends.items(), key=lambda item: (-ranks[item[0]], item[0]))
     verdicts = {name: judge(spec, question, choice.options.get(name)) for name, spec in ranked}
     usable = [name for name, verdict in verdicts.items() if verdict.status == "usable"]
     if wanted is not None:
@@ -194,12 +196,7 @@ def _choose(members: _Class, question: Question, choice: BackendChoice, registry
         chosen = registry.choose(kind, willing, question.device) if willing else None
         chosen = chosen or (willing[0] if willing else None)
     candidates = [
-        Candidate(
-            name,
-            "chosen" if name == chosen else verdict.status,
-            verdict,
-            _priority(registry.backends[name], question, kind),
-        )
+        Candidate(name, "chosen" if name == chosen else verdict.status, verdict, ranks[name])
         for name, verdict in verdicts.items()
     ]
     candidates += [
@@ -207,11 +204,6 @@ def _choose(members: _Class, question: Question, choice: BackendChoice, registry
         for name, reason in sorted(registry.refused.items())
     ]
     return ClassChoice(kind, members.cache_ids, tuple(candidates), key, wanted, question.ignore_unavailable)
-
-
-def _priority(spec: type[BackendSpec], question: Question, kind: str) -> int:
-    device = question.device.kind
-    return spec.priority.get(f"{device}/{kind}", spec.priority.get(device, 0))
 
 
 def _offer(row: ClassChoice, registry: Registry) -> LayoutOffer:
