@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kvcore.attention.batch import Batch
+from kvcore.errors import BackendError, KVCoreError
 from kvcore.models.facts import ModelFacts
 from kvcore.models.forward_context import ForwardContext
 from kvcore.plan.config import KVCacheConfig
@@ -160,12 +161,25 @@ class ShadowedContext(ForwardContext):
     ) -> torch.Tensor:
         """The first side's answer; see `ForwardContext`."""
         inputs = {"q": query_THD, "k": key_TKD, "v": value_TKDv}
-        a, b = (
-            side.attend(cache_id, query_THD, key_TKD, value_TKDv, sinks=sinks)
-            for side in (self.first, self.second)
-        )
+        a, b = (self._answer(side, cache_id, inputs, sinks) for side in (self.first, self.second))
         self.look(self.layers[cache_id], self._batch, inputs, a, b)
         return a
+
+    @staticmethod
+    def _answer(
+        side: StepContext, cache_id: CacheId, inputs: Inputs, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One side's answer; what its kernels raise names the backend and the layer."""
+        try:
+            return side.attend(cache_id, inputs["q"], inputs["k"], inputs["v"], sinks=sinks)
+        except KVCoreError:
+            raise
+        except Exception as error:
+            name = type(side.layers[cache_id].backend).__name__
+            raise BackendError(
+                f"{name} raised in layer {cache_id.layer}: {type(error).__name__}: {error}",
+                field="backend", got=name, remedy="`kvcore conform` finds the smallest case that does so",
+            ) from error  # fmt: skip
 
 
 def _array(tensor: torch.Tensor) -> Array:

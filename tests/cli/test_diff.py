@@ -19,6 +19,7 @@ from support.engines import engine_settings
 from kvcore.cli import main
 from kvcore.engine.diff import diff_model
 from kvcore.engine.settings import SamplingParams
+from kvcore.errors import BackendError
 from kvcore.registry.loader import load
 from kvcore.registry.records import PluginSource, installed_sources
 from kvcore.registry.registry import Registry
@@ -58,6 +59,15 @@ class WrongWrite(TorchBackend):
         super().write(layer, {"k": tensors["k"], "v": value}, cache, batch, metadata)
 
 
+class Raises(TorchBackend):
+    """Fails in layer 1."""
+
+    def attend(self, layer: Any, *rest: Any) -> None:
+        if layer.cache_id.layer == 1:
+            raise RuntimeError("no such kernel")
+        super().attend(layer, *rest)
+
+
 def planted(backend: type[TorchBackend]) -> type[TorchBackendSpec]:
     class Spec(TorchBackendSpec):
         name = backend.__name__.lower()
@@ -76,7 +86,7 @@ def registry(repo: Path) -> Iterator[Registry]:
     example = lambda: import_module("kvcore_example.plugin")  # noqa: E731
     found = load([*installed_sources(), PluginSource("example", "kvcore-example", "1.0", example)])
     # Put in by hand: a declaration beside torch code is no plugin that could be loaded.
-    found.backends |= {spec.name: spec for spec in (planted(WrongAnswer), planted(WrongWrite))}
+    found.backends |= {spec.name: spec for spec in map(planted, (WrongAnswer, WrongWrite, Raises))}
     yield found
     sys.path.pop(0)
     for name in [n for n in sys.modules if n.startswith("kvcore_example")]:
@@ -139,6 +149,11 @@ def test_a_wrong_write_is_found_at_the_first_query_that_sees_it(registry: Regist
     assert parting.first._replace(head=0) == Place(layer=0, token=3, head=0, sequence=0, step=1)
 
 
+def test_a_backend_that_raises_is_named_with_its_layer(registry: Registry, where: Path) -> None:
+    with pytest.raises(BackendError, match="Raises raised in layer 1: RuntimeError: no such kernel"):
+        model_diff("llama", ("torch", "raises"), registry, where)
+
+
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, registry: Registry, capsys: pytest.CaptureFixture[str]) -> Any:
     monkeypatch.setattr("kvcore.registry.loader.installed", lambda: registry)
@@ -160,6 +175,16 @@ def test_one_batch_from_the_command_line(call: Any) -> None:
     assert {k: document["first"][k] for k in ("layer", "token", "head", "sequence")} == {
         "layer": 0, "token": 1, "head": 0, "sequence": 2,
     }  # fmt: skip
+
+
+def test_the_default_model_from_the_command_line(call: Any) -> None:
+    words = ("--prompt", "What is the capital of France?", "sampling.max_tokens=2", "cache.memory=64MiB")
+    status, document = call("a=torch", "b=example", *words, "engine.max_model_len=128")
+    assert (status, document["equal"]) == (0, True)
+    # 30 layers of 9 heads of 64; the prompt, in the chat template, and one of the two tokens are computed.
+    assert document["compared"] % (30 * 9 * 64) == 0
+    assert document["compared"] > 30 * 9 * 64 * 10
+    assert 0 < document["max_abs_error"] < 1e-3
 
 
 @pytest.mark.parametrize(
