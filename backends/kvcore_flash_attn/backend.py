@@ -9,8 +9,14 @@ import torch
 from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch
 from kvcore.errors import IntegrityError
-from kvcore_flash_attn.library import Library
+from kvcore_flash_attn.library import Library, load
+from kvcore_flash_attn.spec import FlashAttnOptions
 from kvcore_flash_attn.step import Segment, Step, plan_step
+
+
+def make_backend(device: str, options: FlashAttnOptions) -> FlashAttnBackend:
+    """The backend over the library that `options` name, which is imported and checked here."""
+    return FlashAttnBackend(device, load(options))
 
 
 class FlashAttnBackend(AttentionBackend):

@@ -120,10 +120,9 @@ class FlashAttnBackendSpec(BackendSpec):
         Raises:
             BackendUnavailableError: The library is missing, or takes other keywords.
         """
-        from kvcore_flash_attn.backend import FlashAttnBackend
-        from kvcore_flash_attn.library import load
+        from kvcore_flash_attn.backend import make_backend
 
-        return FlashAttnBackend(device, load(options))
+        return make_backend(device, options)
 
 
 def _wrong_package(variant: Variant) -> str | None:

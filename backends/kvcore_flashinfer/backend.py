@@ -10,12 +10,17 @@ import torch
 from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch
 from kvcore.errors import IntegrityError
-from kvcore_flashinfer.library import Library
+from kvcore_flashinfer.library import Library, load
 from kvcore_flashinfer.quant import Scales, encode
 from kvcore_flashinfer.spec import FlashInferOptions
 from kvcore_flashinfer.step import Part, Planner, Step
 
 LN_2 = math.log(2.0)
+
+
+def make_backend(device: str, options: FlashInferOptions) -> FlashInferBackend:
+    """The backend over the installed library, which is imported and checked here."""
+    return FlashInferBackend(device, load(options), options)
 
 
 class FlashInferBackend(AttentionBackend):

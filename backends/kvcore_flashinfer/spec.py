@@ -153,10 +153,9 @@ class FlashInferBackendSpec(BackendSpec):
         Raises:
             BackendUnavailableError: The library is missing, or takes other keywords.
         """
-        from kvcore_flashinfer.backend import FlashInferBackend
-        from kvcore_flashinfer.library import load
+        from kvcore_flashinfer.backend import make_backend
 
-        return FlashInferBackend(device, load(options), options)
+        return make_backend(device, options)
 
 
 def use_tensor_cores(query: AttentionQuery, options: FlashInferOptions) -> bool:

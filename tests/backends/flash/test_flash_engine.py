@@ -38,14 +38,15 @@ def plain(path, **keys):
 
 
 def allowed(reference: torch.Tensor, layers: int) -> float:
-    """Each layer rounds its attention to float16 once more or otherwise; the kit allows it 4 roundings."""
-    return 4 * UNIT_ROUNDOFF["float16"] * layers * float(reference.abs().max())
+    """The kit allows attention 4 roundings of float16; those of several layers add like independent ones."""
+    return 4 * UNIT_ROUNDOFF["float16"] * layers**0.5 * float(reference.abs().max())
 
 
 def compare(mine, theirs, layers):
     for a, b in zip(mine, theirs, strict=True):
         assert a.shape == b.shape
         error, limit = float((a - b).abs().max()), allowed(b, layers)
+        print(f"logits off by {error:.4g}, allowed {limit:.4g}")
         assert error <= limit, (error, limit)
 
 
@@ -59,27 +60,32 @@ def test_teacher_forced_logits_in_float16(backend, tmp_path_factory):
     compare(mine.score(texts, prompt_lens=prompts), plain(path).score(texts, prompt_lens=prompts), 2)
 
 
-@pytest.mark.parametrize("backend", PAGE)
-def test_greedy_tokens_are_equal_up_to_a_near_tie(backend, tmp_path_factory):
-    path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
-    prompts, new = [t[:n] for t, n in zip(sequences(), (250, 40, 20, 5), strict=True)], 16
+def greedy(llm, prompts, new):
     sampling = SamplingParams(max_tokens=new, ignore_eos=True)
+    requests = [llm.core.add_request(str(i), p, sampling) for i, p in enumerate(prompts)]
+    while llm.core.has_unfinished:
+        llm.core.step()
+    llm.core.manager.check_integrity()
+    return [r.output_ids for r in requests]
 
-    def greedy(llm):
-        requests = [llm.core.add_request(str(i), p, sampling) for i, p in enumerate(prompts)]
-        while llm.core.has_unfinished:
-            llm.core.step()
-        llm.core.manager.check_integrity()
-        return [r.output_ids for r in requests]
 
-    mine, torchs = greedy(emulated(path, backend)), greedy(plain(path))
-    logits = plain(path).score([p + t for p, t in zip(prompts, torchs, strict=True)],
-                               prompt_lens=[len(p) for p in prompts])  # fmt: skip
-    for prompt, a, b, rows in zip(prompts, mine, torchs, logits, strict=True):
+def require_same_tokens(mine, reference, prompts, new, layers):
+    """Equal greedy tokens, up to the first position where the reference's two best lie near each other."""
+    theirs = greedy(reference, prompts, new)
+    texts = [p + t for p, t in zip(prompts, theirs, strict=True)]
+    logits = reference.score(texts, prompt_lens=[len(p) for p in prompts])
+    for prompt, a, b, rows in zip(prompts, greedy(mine, prompts, new), theirs, logits, strict=True):
         differs = [n for n, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
         if differs:
             best = rows[len(prompt) - 1 + differs[0]].topk(2).values
-            assert float(best[0] - best[1]) <= 2 * allowed(rows, 2), f"token {differs[0]}"
+            assert float(best[0] - best[1]) <= 2 * allowed(rows, layers), f"token {differs[0]}"
+
+
+@pytest.mark.parametrize("backend", PAGE)
+def test_greedy_tokens_are_equal_up_to_a_near_tie(backend, tmp_path_factory):
+    path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
+    prompts = [t[:n] for t, n in zip(sequences(), (250, 40, 20, 5), strict=True)]
+    require_same_tokens(emulated(path, backend), plain(path), prompts, 16, 2)
 
 
 @pytest.mark.parametrize("backend", PAGE)
@@ -131,13 +137,17 @@ def test_sinks_are_refused_where_a_model_has_them(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", PAGE)
-def test_the_main_job_in_float16(backend, smollm2):
+def test_the_main_job_in_float16(backend):
     """SmolLM2 with its chat prompts: logits at every position, and greedy tokens, as torch in float16."""
     from support.mt_bench import first_turns
 
+    from kvcore.models.home import ensure_model
+
+    smollm2 = ensure_model()
     keys = {"max_model_len": 512, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 8}
     mine, theirs = emulated(smollm2, backend, **keys), plain(smollm2, **keys)
     prompts = [theirs.tokenizer.encode(p, chat=True) for p in first_turns(4)]
     texts = [p + p[:16] for p in prompts]
     lens = [len(p) for p in prompts]
     compare(mine.score(texts, prompt_lens=lens), theirs.score(texts, prompt_lens=lens), 30)
+    require_same_tokens(mine, theirs, prompts, 24, 30)
