@@ -66,3 +66,7 @@ def level_1(m: Maker) -> Iterator[Case]:
         yield write(f"cache_dtype={name}.packed", placement="packed", layers=2, neighbour="window",
                     kernel_ratio=2, **changes)  # fmt: skip
         yield write(f"cache_dtype={name}.padding", variant="padding", **changes)
+    # A constant scale can be too small for a token: int8 must not wrap round.
+    for quant in ("tensor", "head"):
+        yield write(f"cache_dtype=int8_{quant}.saturate", variant="saturate", cache_dtype="int8", quant=quant,
+                    k_scale=0.3)  # fmt: skip
