@@ -1,4 +1,4 @@
-"""Writes the register table of docs/kernels.md: run it by hand after the kernels or the tiles have changed."""
+"""Writes the register table of docs/kernels.md; run it after the kernels or the tiles have changed."""
 
 import re
 import sys
@@ -19,7 +19,9 @@ def main() -> None:
     results = {v.name: compiled(v) for v in proof_set()}
     text = page.read_text()
     note = f"Compiled with triton {triton.__version__}, {len(results)} variants.\n\n"
-    made = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{note}{table(results)}{END}", text, flags=re.DOTALL)
+    made = re.sub(
+        f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{note}{table(results)}{END}", text, flags=re.DOTALL
+    )
     page.write_text(made)
     print(f"{len(results)} variants in {time.monotonic() - begun:.0f} s")
 

@@ -28,9 +28,7 @@ def pairs_of(row: dict) -> set:
 
 def wanted_pairs() -> set:
     """Every pair that some possible variant has."""
-    every = {
-        (a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]
-    }
+    every = {(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]}
     # Ampere does not convert e4m3.
     return every - {("target", "sm_80", "stored", "fp8_e4m3")}
 

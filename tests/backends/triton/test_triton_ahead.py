@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from backends.triton.proof_set import FORMATS, pairs_of, proof_set, wanted_pairs
+from backends.triton.proof_set import pairs_of, proof_set, wanted_pairs
 from kvcore_triton.ahead import compiled
 from kvcore_triton.targets import TARGETS
 from kvcore_triton.variants import DIMS, DTYPES, PROVEN, Variant, every
@@ -127,13 +126,13 @@ from backends.triton.proof_set import proof_set
 from kvcore_triton.ahead import compiled
 print(json.dumps({{v.name: compiled(v) for v in proof_set()}}))
 """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=False,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TRITON_CACHE_DIR": str(tmp_path / "c")},
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert set(found) == {v.name for v in proof_set()}
     spilled = {n: r for n, r in found.items() if n.startswith("sm_") and r[1]}
     assert not spilled
-    assert sys.version_info[:2] and FORMATS
