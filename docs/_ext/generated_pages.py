@@ -8,6 +8,7 @@ from typing import Any
 
 import pages
 import pictures
+import support
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "decisions.md": pages.decisions,
@@ -18,6 +19,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "placement.md": pictures.placement,
     "plan.md": pictures.smollm2,
     "models.md": pages.models,
+    "support.md": support.support,
 }
 
 
