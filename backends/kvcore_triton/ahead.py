@@ -65,7 +65,7 @@ def compiled(variant: Variant, **constants: int) -> Resources:
     made = triton.compile(source, target=gpu_target(variant.target), options=options)
     shared, warps = int(made.metadata.shared), int(made.metadata.num_warps)
     if variant.target.startswith("sm_"):
-        registers, spilled = _of_cubin(made)
+        registers, spilled = _of_cubin(made, variant.target)
     else:
         registers, spilled = _of_amdgcn(str(made.asm["amdgcn"]))
     return Resources(registers, spilled, shared, warps)
@@ -80,19 +80,36 @@ def gpu_target(name: str) -> Any:
     return GPUTarget("hip", name, TARGETS[name].warp)
 
 
-def _of_cubin(made: Any) -> tuple[int, int]:
-    """Registers, and bytes of the stack frame: Triton's kernels have one for spills alone."""
-    tool = Path(_triton_folder()) / "backends" / "nvidia" / "bin" / "cuobjdump"
+def _of_cubin(made: Any, target: str) -> tuple[int, int]:
+    """Registers and spilled bytes, from the binary; only where it has a stack is the assembler asked why."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        shown = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        shown = _tool("cuobjdump", "-res-usage", file.name)
     found = re.search(r"REG:(\d+) STACK:(\d+)", shown)
     if found is None:
         raise RuntimeError(f"cuobjdump shows no resource usage: {shown!r}")
-    return int(found[1]), int(found[2])
+    return int(found[1]), _spills(str(made.asm["ptx"]), target) if int(found[2]) else 0
+
+
+def _spills(ptx: str, target: str) -> int:
+    """Bytes of spill stores and loads."""
+    new = int(target[3:]) >= 100
+    arch = target if target == "sm_80" else f"{target}a"
+    with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
+        file.write(ptx)
+        file.flush()
+        shown = _tool(
+            "ptxas-blackwell" if new else "ptxas", "-v", f"--gpu-name={arch}", file.name, "-o", "/dev/null"
+        )
+    return sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", shown))
+
+
+def _tool(name: str, *arguments: str) -> str:
+    """What one of the tools that Triton brings along says."""
+    path = Path(_triton_folder()) / "backends" / "nvidia" / "bin" / name
+    done = subprocess.run([str(path), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def _of_amdgcn(text: str) -> tuple[int, int]:

@@ -92,6 +92,10 @@ def target_of(facts: DeviceFacts, *, interpret: bool = False) -> Target | None:
     return None
 
 
+# Targets whose registers hold 64 rows of a head dim of 256.
+LARGE = ("sm_90", "sm_100")
+
+
 class Tile(NamedTuple):
     """Rows and keys of a program, and how it is compiled."""
 
@@ -121,13 +125,14 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
         return Tile(16, 32, 1, 1)
     dim = max(power_of_2(head_dim), power_of_2(head_dim_v))
     if wide:
-        if dim > 256:
-            return Tile(16, 16, 16, 1)
-        return Tile(16, 32 if dim <= 128 else 16, 4 if dim <= 128 else 8, 1)
+        warps = 4 if dim <= 64 else 8 if dim <= 256 else 16
+        return Tile(16, 32 if dim <= 128 else 16, warps, 1)
     if few:
         if dim > 256:
             return Tile(16, 32, 8, 1)
         return Tile(min(power_of_2(rows), 64 if dim <= 128 else 16), 64 if dim <= 128 else 32, 4, 2)
     if dim <= 128:
         return Tile(64, 64, 4, 2)
-    return Tile(64, 32, 8, 2) if dim <= 256 else Tile(32, 32, 8, 1)
+    if dim <= 256:
+        return Tile(64 if target.name in LARGE else 32, 32, 8, 2)
+    return Tile(32, 32, 8, 1)

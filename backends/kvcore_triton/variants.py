@@ -7,7 +7,8 @@ the tile. Masks, sinks, scales, log-sum-exps, block sizes and group sizes are ru
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from kvcore_triton.arguments import SCALES
@@ -81,26 +82,15 @@ class Variant:
 
 def every(targets: tuple[str, ...] = PROVEN) -> Iterator[Variant]:
     """Every variant for some targets."""
-    formats = [("same", "tensor")] + [(f, g) for f in FORMATS[1:] for g in GRANULARITIES]
-    for target in targets:
-        for dtype in DTYPES:
-            for dim, dim_v in DIMS:
-                for stored, granularity in formats:
-                    for phase in ROWS:
-                        for general in (False, True):
-                            yield from _if_possible(
-                                Variant("attend", target, dtype, stored, granularity, dim, dim_v, phase, general)
-                            )
-                    yield from _if_possible(Variant("write", target, dtype, stored, granularity, dim, dim_v))
-                for phase in ROWS:
-                    yield from _if_possible(
-                        Variant("merge", target, dtype, head_dim=dim, head_dim_v=dim_v, phase=phase)
-                    )
-
-
-def _if_possible(variant: Variant) -> Iterator[Variant]:
-    if variant.possible():
-        yield variant
+    formats = [("same", "tensor"), *product(FORMATS[1:], GRANULARITIES)]
+    for target, dtype, dims in product(targets, DTYPES, DIMS):
+        plain = Variant("attend", target, dtype, head_dim=dims[0], head_dim_v=dims[1])
+        found = [replace(plain, kernel="merge", phase=phase) for phase in ROWS]
+        for stored, granularity in formats:
+            mine = replace(plain, stored=stored, granularity=granularity)
+            found += [replace(mine, phase=p, general=g) for p, g in product(ROWS, (False, True))]
+            found.append(replace(mine, kernel="write"))
+        yield from (v for v in found if v.possible())
 
 
 def _cache_pointer(variant: Variant, target: Target) -> str:

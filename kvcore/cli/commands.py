@@ -46,6 +46,6 @@ _ALL = (
         "a=NAME b=NAME [case=ID | --prompt TEXT ...] [KEY=VALUE ...] [-m]",
     ),
     Command("replay", "scheduler and cache on a trace, without weights", built=False),
-    Command("bench", "ratios against named baselines", built=False),
+    Command("bench", "ratios against named baselines", "what=attention|write [KEY=VALUE ...] [-m]"),
 )  # fmt: skip
 COMMANDS = {c.name: c for c in _ALL}

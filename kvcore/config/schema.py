@@ -197,6 +197,7 @@ class KVCoreConfig:
     a: str | None = key(None, "backend of one side of `diff`")
     b: str | None = key(None, "backend of the other side of `diff`")
     case: str | None = key(None, "case of the conformance kit for `diff`; without it, a whole model")
+    what: str | None = key(None, "what `bench` measures", choices=("cache", "attention", "write", "engine"))
     format: str = key("text", "form of the picture of `layout`", choices=("text", "svg", "html"))
     output: str = key(
         "text", "text, or exactly one JSON document on standard output", choices=("text", "json")

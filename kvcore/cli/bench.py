@@ -1,0 +1,90 @@
+"""`kvcore bench what=attention|write`: ratios against the bandwidth limit and importable peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcore.cli.progress import Display
+from kvcore.cli.result import Job, Result
+from kvcore.config.devices import device_facts
+from kvcore.errors import BackendUnsupportedError, ConfigError, NotBuiltError
+
+ROUNDS = {"cpu": 5, "cuda": 20}
+
+
+def execute(job: Job) -> Result:
+    """Measure on the device of this machine.
+
+    Raises:
+        ConfigError: `what` is missing, or the device is not here.
+        NotBuiltError: `what` is a benchmark that does not exist yet.
+    """
+    config = job.composed.config
+    what = config.what
+    if what is None:
+        raise ConfigError(
+            "bench needs to know what to measure", field="what", got=None, allowed=("attention", "write"),
+            remedy="add what=attention",
+        )  # fmt: skip
+    if what not in ("attention", "write"):
+        raise NotBuiltError(
+            f"bench what={what} is not built yet", field="what", got=what, allowed=("attention", "write"),
+            remedy="use what=attention or what=write",
+        )  # fmt: skip
+    facts = device_facts(config.device)
+    if not facts.present:
+        raise ConfigError(
+            "bench runs kernels: it needs a device that is here",
+            field="device", got=config.device.preset, allowed="auto, cpu or cuda",
+        )  # fmt: skip
+    with Display() as display:
+        display.stage("importing torch")
+        from kvcore.testing.bench.rows import attention_row, large_shapes, small_shapes, table, write_row
+        from kvcore.testing.bench.timing import copy_bandwidth
+
+        place = _place(job, facts)
+        device = place.device
+        bandwidth = copy_bandwidth(device, 1 << (30 if device == "cuda" else 27))
+        dtype = config.model.dtype if config.model.dtype != "auto" else _dtype(device)
+        shapes = (large_shapes if device == "cuda" else small_shapes)(what, dtype)
+        measure = attention_row if what == "attention" else write_row
+        rows: list[dict[str, Any]] = []
+        for i, shape in enumerate(shapes):
+            display.stage(f"{what} {i + 1} of {len(shapes)}")
+            if place.spec.unsupported(shape.attention_query(), place.options) is None:
+                rows.append(measure(shape, place, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"]))
+    document = {
+        "what": what, "device": facts.name or facts.kind, "rung": place.spec.rung(place.options, facts),
+        "copy_gb_per_s": bandwidth / 1e9, "rows": rows,
+    }  # fmt: skip
+    text = f"copy bandwidth {bandwidth / 1e9:.1f} GB/s on {document['device']}\n{table(rows)}"
+    return Result(document, text)
+
+
+def _dtype(device: str) -> str:
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+def _place(job: Job, facts: Any) -> Any:
+    """The backend asked for; `auto` takes the first by priority that runs here without a stand-in."""
+    from kvcore.testing.base import switch_on
+    from kvcore.testing.planning import Place
+
+    config, registry = job.composed.config, job.registry
+    names = [config.backend]
+    if config.backend == "auto":
+        rank = {n: s.priority.get(facts.kind, 0) for n, s in registry.backends.items()}
+        names = sorted(registry.backends, key=lambda n: (-rank[n], n))
+    reasons: dict[str, str] = {}
+    for name in names:
+        spec = registry.backend(name)
+        place: Place
+        place, missing = switch_on(spec, config.backends.get(name, spec.Config()), facts)
+        chosen = place.options == config.backends.get(name, spec.Config())
+        if missing is None and (chosen or config.backend != "auto"):
+            return place
+        reasons[name] = missing or "only with a stand-in for the device"
+    raise BackendUnsupportedError(
+        "no backend can be measured here", field="backend", got=config.backend, allowed=reasons,
+        remedy="choose another backend, such as backend=torch",
+    )  # fmt: skip

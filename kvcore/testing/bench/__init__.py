@@ -1,0 +1,1 @@
+"""Benchmarks of attention and cache writes: ratios against the bandwidth limit and against named peers."""

@@ -1,0 +1,108 @@
+"""Rows of `kvcore bench`: what took how long, as a share of the bandwidth limit and beside the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kvcore.testing.bench.peers import peers
+from kvcore.testing.bench.problem import Problem, Shape
+from kvcore.testing.bench.timing import interleaved
+from kvcore.testing.planning import Place
+
+Row = dict[str, Any]
+
+
+def attention_row(shape: Shape, place: Place, bandwidth: float, rounds: int) -> Row:
+    """Attention of one shape."""
+    problem = Problem(shape, place)
+    others = peers(problem)
+    seconds = interleaved({"ours": problem.attend} | others, rounds, problem.device)
+    mine = seconds.pop("ours")
+    row = _row("attention", shape, place, mine, shape.read_bytes(), bandwidth)
+    row["tflops"] = shape.flops() / mine / 1e12
+    row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
+    return row
+
+
+def write_row(shape: Shape, place: Place, bandwidth: float, rounds: int) -> Row:
+    """The cache write of one shape, beside torch's own indexed store of the same bytes."""
+    problem = Problem(shape, place)
+    calls = {"ours": problem.write}
+    if shape.quant is None:
+        calls["index_put"] = _index_put(problem)
+    seconds = interleaved(calls, rounds, problem.device)
+    mine = seconds.pop("ours")
+    row = _row("write", shape, place, mine, shape.written_bytes(), bandwidth)
+    row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
+    return row
+
+
+def _index_put(problem: Problem) -> Any:
+    shape = problem.shape
+    slots = problem.batch.groups[0].slot_mapping_T
+    blocks = int(slots.max()) + 1
+    fields = [x.new_empty(blocks, shape.kv_heads, shape.head_dim) for x in problem.fresh.values()]
+
+    def call() -> None:
+        for field, values in zip(fields, problem.fresh.values(), strict=True):
+            field[slots] = values
+
+    return call
+
+
+def _row(what: str, shape: Shape, place: Place, seconds: float, nbytes: int, bandwidth: float) -> Row:
+    limit = nbytes / bandwidth
+    return {
+        "what": what, "backend": str(place.spec.name), "phase": shape.phase, **asdict(shape),
+        "cache_dtype": shape.stored, "ms": 1e3 * seconds, "bytes": nbytes,
+        "gb_per_s": nbytes / seconds / 1e9, "of_bandwidth": limit / seconds,
+    }  # fmt: skip
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows for people."""
+    lines = [
+        f"{'what':10}{'backend':12}{'phase':9}{'batch':>6}{'context':>9}{'heads':>8}  {'cache':22}"
+        f"{'ms':>10}{'GB/s':>8}{'of limit':>10}  peers"
+    ]
+    for r in rows:
+        cache = r["cache_dtype"] + (f"/{r['quant']}" if r["quant"] else "")
+        heads = f"{r['heads']}/{r['kv_heads']}"
+        others = ", ".join(f"{n} {p['ratio']:.2f}x our time" for n, p in r["peers"].items())
+        lines.append(
+            f"{r['what']:10}{r['backend']:12}{r['phase']:9}{r['batch']:>6}{r['context']:>9}"
+            f"{heads:>8}  {cache:22}{r['ms']:>10.3f}{r['gb_per_s']:>8.1f}"
+            f"{r['of_bandwidth']:>10.1%}  {others}"
+        )
+    return "\n".join(lines)
+
+
+def small_shapes(what: str, dtype: str) -> Sequence[Shape]:
+    """Shapes that take seconds on a CPU."""
+    base: dict[str, Any] = {"heads": 16, "kv_heads": 4, "head_dim": 64, "dtype": dtype}
+    quantized: dict[str, Any] = {"cache_dtype": "int8", "quant": "token_head"}
+    if what == "write":
+        return [Shape(8, 512, **base), Shape(4, 256, 256, **base), Shape(4, 256, 256, **base, **quantized)]
+    return [
+        Shape(1, 1024, **base), Shape(8, 1024, **base), Shape(8, 1024, **base, **quantized),
+        Shape(2, 512, 512, **base), Shape(2, 1024, 128, **base),
+    ]  # fmt: skip
+
+
+def large_shapes(what: str, dtype: str) -> Sequence[Shape]:
+    """Shapes for a GPU: decode of 1 to 256 sequences, 1k to 128k tokens, groups of 4 and 8, three formats."""
+    formats: tuple[dict[str, Any], ...] = (
+        {}, {"cache_dtype": "fp8_e4m3", "quant": "tensor"}, {"cache_dtype": "int8", "quant": "token_head"}
+    )  # fmt: skip
+    if what == "write":
+        return [Shape(b, max(n, 16), n, dtype=dtype, **f) for b, n in ((64, 1), (256, 1), (4, 2048))
+                for f in formats]  # fmt: skip
+    sizes = ((1, 1024), (1, 16384), (1, 131072), (16, 4096), (64, 4096), (256, 1024), (256, 4096))
+    found = [
+        Shape(b, n, heads=h, kv_heads=8, dtype=dtype, **f)
+        for b, n in sizes for h in (32, 64) for f in formats
+    ]  # fmt: skip
+    whole = [(4, 2048, 2048), (1, 16384, 16384), (4, 8192, 1024)]
+    return [*found, *(Shape(*sizes_of, dtype=dtype) for sizes_of in whole)]
