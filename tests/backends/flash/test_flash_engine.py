@@ -151,3 +151,28 @@ def test_the_main_job_in_float16(backend):
     lens = [len(p) for p in prompts]
     compare(mine.score(texts, prompt_lens=lens), theirs.score(texts, prompt_lens=lens), 30)
     require_same_tokens(mine, theirs, prompts, 24, 30)
+
+
+def test_sinks_go_through_triton_beside_torch(tmp_path_factory):
+    """A gpt-oss-like model, whose sinks both libraries refuse: window layers interpreted, full ones torch."""
+    path = tiny_model("gpt_oss", tmp_path_factory.getbasetemp())
+    overrides = [
+        f"model.path={path}", "model.dtype=float32", "device=cpu", "backend=torch",
+        "backend_by_kind.window=triton", "backends.triton.interpret=true", "backends.torch.layout=hnd",
+        "cache.block_size=16", "cache.num_blocks=60", "engine.max_model_len=64", "engine.max_num_seqs=2",
+        "engine.max_num_batched_tokens=32",
+    ]  # fmt: skip
+    composed = build(compose(overrides, installed()), installed(), purpose="run").settings.backend
+    assert composed.options["triton"].interpret is True
+    assert composed.options["torch"].layout == "hnd"
+    llm = kvcore.LLM(*overrides)
+    assert {(g.spec.kind, g.backend) for g in llm.plan.configs[0].kv_cache_groups} == {
+        ("window", "triton"), ("full", "torch"),
+    }  # fmt: skip
+    texts = [t[:n] for t, n in zip(sequences(), (21, 9), strict=False)]
+    prompts = [len(t) - 1 for t in texts]
+    reference = make_llm(path, backend="torch", max_model_len=64, num_blocks=60)
+    for a, b in zip(
+        llm.score(texts, prompt_lens=prompts), reference.score(texts, prompt_lens=prompts), strict=True
+    ):
+        assert float((a - b).abs().max()) <= 1e-4
