@@ -160,5 +160,5 @@ def _check_same(
         raise LayoutError(
             f"blocks of KV group {reader.index} lie otherwise in the two arenas",
             field="layout", got=got, allowed=allowed,
-            remedy="plan both arenas from the same specs and layouts",
+            remedy="plan both arenas from the same specs and layouts, or convert (kvcore.memory.convert)",
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """The emulations: the libraries' own Python over our modules. The traps they guard are seen to snap."""
 
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from flashinfer import decode, prefill
 from kvcore_flash_attn.emulation import load_interface
 from kvcore_flash_attn.spec import FlashAttnOptions
 from kvcore_flash_attn.variants import FA2
+from kvcore_flashinfer import library
 from kvcore_flashinfer.emulation import active
 from kvcore_flashinfer.library import KEYWORDS, load
 from kvcore_flashinfer.spec import FlashInferOptions
@@ -181,6 +183,19 @@ def test_flashinfer_is_as_it_was_afterwards():
     assert [
         decode.get_batch_decode_module.cache_info(), prefill.get_batch_prefill_module.cache_info()
     ] == sizes  # fmt: skip
+
+
+def test_flashinfers_own_files_go_to_kvcores_folder_unless_the_user_says_otherwise(monkeypatch, tmp_path):
+    name = "FLASHINFER_WORKSPACE_BASE"
+    monkeypatch.setenv("KVCORE_HOME", str(tmp_path))
+    monkeypatch.delenv(name, raising=False)
+    with library._own_workspace():
+        assert os.environ[name] == str(tmp_path / "flashinfer")
+    assert name not in os.environ
+    monkeypatch.setenv(name, "elsewhere")
+    with library._own_workspace():
+        assert os.environ[name] == "elsewhere"
+    assert os.environ[name] == "elsewhere"
 
 
 def test_emulation_is_named_on_what_is_loaded():
