@@ -53,7 +53,7 @@ class Content(ABC):
 
     @classmethod
     def instead_of(cls, content: Content) -> Content | None:
-        """What this class stores instead of `content` where `cache.content=<kind>` asks for it; None: nothing.
+        """What this class stores instead of `content` where `cache.content=<kind>` asks for it, or None.
 
         A content of a plugin becomes usable by this method: a model's caches are described in the core's own
         contents first.

@@ -48,7 +48,7 @@ class Retention(ABC):
 
     @classmethod
     def instead_of(cls, retention: Retention) -> Retention | None:
-        """What serves in place of `retention` where `cache.retention=<kind>` asks for this class; None: nothing.
+        """What serves in place of `retention` where `cache.retention=<kind>` asks for this class, or None.
 
         It keeps at least what `retention` keeps.
         """

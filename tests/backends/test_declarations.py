@@ -137,8 +137,7 @@ def test_devices_that_need_not_be_here(name, device, options, served):
 
 @pytest.mark.parametrize(
     ("name", "options", "asked"),
-    [
-    ],
+    [],
 )
 def test_kernels_that_are_not_built_say_so(name, options, asked):
     spec = SPECS[name]
