@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from kvcore.cli.progress import Display
 from kvcore.cli.prompts import gather
 from kvcore.cli.result import Job, Result
 from kvcore.config.build import Built, build
+from kvcore.engine.settings import EngineSettings
 from kvcore.plan.explain import size
+from kvcore.registry.registry import Registry
 
 
 def execute(job: Job) -> Result:
@@ -43,9 +46,22 @@ def execute(job: Job) -> Result:
         "plan": plan,
         "stats": stats,
         "backends": llm.backends,
+        "rungs": _rungs(llm.backends, built.settings, job.registry),
         "notes": list(built.notes),
     }
     return Result(document, _text(built, document))
+
+
+def _rungs(
+    backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry
+) -> dict[str, str | None]:
+    """By group, what its backend runs on: device, or the stand-in that takes its place."""
+    found: dict[str, str | None] = {}
+    for group, name in backends.items():
+        spec = None if name is None else registry.backends[name]
+        options = None if name is None else settings.backend.options.get(name)
+        found[group] = None if spec is None else spec.rung(options or spec.Config(), settings.device)
+    return found
 
 
 def _text(built: Built, document: dict[str, Any]) -> str:
@@ -67,9 +83,12 @@ def _text(built: Built, document: dict[str, Any]) -> str:
         f"cache     {size(plan['total_bytes'])}, placement {plan['placement']}: {_units(plan)}, "
         f"{plan['bytes_per_token']} bytes a token; room for {plan['tokens']} tokens",
     ]
-    for group in plan["groups"]:
+    for group, rung in zip(plan["groups"], document["rungs"].values(), strict=True):
+        backend = str(group["backend"])
+        if rung not in (None, "device"):
+            backend += f" ({rung}: a stand-in, not the device's kernels)"
         lines.append(
-            f"  group   {group['kind']}, {len(group['layers'])} layers: backend {group['backend']}, "
+            f"  group   {group['kind']}, {len(group['layers'])} layers: backend {backend}, "
             f"layout {group['layout']}, blocks of {group['block_size']} tokens"
         )
     lines += [

@@ -117,6 +117,18 @@ def test_what_is_missing_here_is_said_with_its_remedy(model, capsys):
     assert "sinks" in text
 
 
+def test_an_emulation_is_called_one(model, capsys):
+    argv = ["backends", f"model.path={model('gemma-3-4b-it')}", "model.dtype=bfloat16", "device=cpu",
+            "backend=flashinfer", "backends.flashinfer.emulate=true"]  # fmt: skip
+    assert main([*argv, "output=json"]) == 0
+    for group in json.loads(capsys.readouterr().out)["groups"]:
+        rungs = {c["name"]: (c["status"], c["rung"]) for c in group["candidates"]}
+        assert rungs["flashinfer"] == ("chosen", "emulated")
+        assert rungs["torch"] == ("usable", "device")
+    assert main(argv) == 0
+    assert "emulated: a stand-in runs, not the device's kernels" in capsys.readouterr().out
+
+
 def test_an_explicit_choice_that_cannot_serve_names_the_nearest_usable_one(model, capsys):
     argv = ["plan", f"model.path={model('mpt-7b')}", "model.dtype=bfloat16", "device=h100-80gb",
             "backend=flashinfer", "output=json"]  # fmt: skip
