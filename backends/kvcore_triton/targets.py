@@ -92,7 +92,7 @@ def target_of(facts: DeviceFacts, *, interpret: bool = False) -> Target | None:
     return None
 
 
-# Targets whose registers hold 64 rows of a head dim of 256.
+# Targets whose matrix units leave room in the registers for the largest tiles.
 LARGE = ("sm_90", "sm_100")
 
 
@@ -124,15 +124,14 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
     if target.name == "interpreter":
         return Tile(16, 32, 1, 1)
     dim = max(power_of_2(head_dim), power_of_2(head_dim_v))
+    large = target.name in LARGE
     if wide:
-        warps = 4 if dim <= 64 else 8 if dim <= 256 else 16
-        return Tile(16, 32 if dim <= 128 else 16, warps, 1)
-    if few:
-        if dim > 256:
-            return Tile(16, 32, 8, 1)
-        return Tile(min(power_of_2(rows), 64 if dim <= 128 else 16), 64 if dim <= 128 else 32, 4, 2)
-    if dim <= 128:
+        return Tile(16, 32 if dim <= 64 else 16, 4 if dim <= 128 else 16, 1)
+    if dim > 256:
+        return Tile(16 if few else 32, 32, 8, 1)
+    if dim > 128:
+        return Tile(16, 32, 4, 2) if few else Tile(64 if large else 32, 32, 8, 2)
+    block_m = min(power_of_2(rows), 64) if few else 64
+    if block_m == 64 and large:
         return Tile(64, 64, 4, 2)
-    if dim <= 256:
-        return Tile(64 if target.name in LARGE else 32, 32, 8, 2)
-    return Tile(32, 32, 8, 1)
+    return Tile(block_m, 32 if block_m == 64 and dim > 64 else 64, 4 if block_m == 16 else 8, 2)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from kvcore.cli import bench
-from kvcore.cli.main import run_main
+from kvcore.cli import bench, main
 from kvcore.testing.bench import rows, timing
 from kvcore.testing.bench.problem import Shape
 
@@ -23,7 +22,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("what", ["attention", "write"])
 def test_rows(what, capsys):
-    assert run_main(["bench", f"what={what}", "device=cpu", "output=json"]) == 0
+    assert main(["bench", f"what={what}", "device=cpu", "output=json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["what"], document["rung"], document["copy_gb_per_s"]) == (what, "device", 1.0)
     assert [r["phase"] for r in document["rows"]] == ["decode", "prefill", "decode"]
@@ -42,9 +41,9 @@ def test_rows(what, capsys):
 
 
 def test_for_people_and_only_what_runs_here(capsys):
-    assert run_main(["bench", "what=write", "device=cpu"]) == 0
+    assert main(["bench", "what=write", "device=cpu"]) == 0
     assert "of limit" in capsys.readouterr().out
-    assert run_main(["bench", "what=write", "device=h100-80gb"]) == 2
+    assert main(["bench", "what=write", "device=h100-80gb"]) == 2
     assert "needs a device that is here" in capsys.readouterr().err
 
 
