@@ -82,7 +82,7 @@ NOT_BUILT: tuple[tuple[str, Callable[[Any], bool], Any, str], ...] = (
      "leave it at 0: a preempted request is computed again"),
     ("cache.explain", bool, False, "leave it out"),
     ("cache.explain_history", lambda v: v is not None, None, "leave it out"),
-    ("cache.scale_file", lambda v: v is not None, None, "leave it out: quantized caches cannot be run yet"),
+    ("cache.scale_file", lambda v: v is not None, None, "leave it out: tensor and head scales are 1.0"),
     ("plan.accounting", lambda v: v is not None, None, "leave it out: kvcore's own accounting is exact"),
     ("plan.accounting_version", lambda v: v is not None, None, "leave it out"),
     ("format", lambda v: v != "text", "text", "use format=text, or output=json for the data"),

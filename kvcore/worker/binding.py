@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.spec.cache_spec import CacheId
 from kvcore.worker.forward_context import BoundLayer
 
+log = logging.getLogger("kvcore")
 Views = Mapping[CacheId, Mapping[str, torch.Tensor]]
 
 
@@ -62,4 +64,15 @@ def bind(
                 layers[cache] = BoundLayer(layer, backend, len(groups), views[cache])
                 members.append(layer)
             groups.append((backend, AttentionGroup(group.index, query, tuple(members), group.layout)))
+    _warn_of_unit_scales([bound.layer for bound in layers.values()])
     return Binding(layers, tuple(groups))
+
+
+def _warn_of_unit_scales(layers: list[AttentionLayer]) -> None:
+    """Constant scales that neither the checkpoint nor a file brings are 1.0: right for some models only."""
+    unit = [x for x in layers if x.query.quant in ("tensor", "head") and x.k_scale is None]
+    if unit:
+        log.warning(
+            "%s caches of %d layers have no scales: 1.0 is used; cache.scales=token_head measures them",
+            unit[0].query.cache_dtype, len(unit),
+        )  # fmt: skip

@@ -65,12 +65,11 @@ def test_the_page_shows_this_set():
 def test_an_oversized_tile_fails():
     """The check can fail: too many rows for the registers, too many keys for the shared memory."""
     rows = Variant("attend", "sm_90", "float16", head_dim=128, head_dim_v=128, phase="prefill")
-    assert compiled(rows, BLOCK_M=256, num_warps=4).spilled_bytes > 0
     with pytest.raises(AssertionError, match="spills"):
         check(rows, compiled(rows, BLOCK_M=256, num_warps=4))
-    keys = Variant("attend", "sm_120", "float16", head_dim=256, head_dim_v=256, phase="prefill")
+    keys = Variant("attend", "sm_120", "float16", head_dim=256, head_dim_v=256)
     with pytest.raises(AssertionError, match="wants"):
-        check(keys, compiled(keys, BLOCK_N=64, num_stages=4))
+        check(keys, compiled(keys, BLOCK_N=128, num_stages=4))
 
 
 def test_types_that_a_target_lacks_are_no_variants():
