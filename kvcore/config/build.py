@@ -14,7 +14,7 @@ from kvcore.config.devices import device_facts
 from kvcore.config.priorities import priorities
 from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
 from kvcore.config.units import parse_bytes
-from kvcore.engine.planning import check_run
+from kvcore.engine.planning import check_run, eviction_policy
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
 from kvcore.models.config_json import read_config
@@ -49,6 +49,9 @@ class Built:
 
 Progress = Callable[[str, float], None]
 
+# Presets that are no description: the machine is asked.
+MEASURED = ("auto", "cpu", "cuda")
+
 
 def build(
     composed: Composed, registry: Registry, *, purpose: Purpose, progress: Progress | None = None
@@ -67,6 +70,7 @@ def build(
     """
     config = composed.config
     model = _model(composed)
+    _check_device_keys(composed)
     device = device_facts(config.device, ask_torch=purpose == "run")
     if purpose == "run" and not device.present:
         raise ConfigError(
@@ -75,6 +79,7 @@ def build(
         )  # fmt: skip
     geometry = dict(model.geometry) if model.path is None else read_config(model.path)
     cache = _cache(config.cache)
+    eviction_policy(cache, registry)
     facts = model_facts(
         geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry)
     )
@@ -98,12 +103,13 @@ def build(
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
     )
+    sampling = _sampling(config)
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
         settings = replace(settings, model_path=_directory(model, progress))
     for note in notes:
         log.warning("%s", note)
-    return Built(settings, _sampling(config), _chat(config.chat, model), _name(model), (*facts.notes, *notes))
+    return Built(settings, sampling, _chat(config.chat, model), _name(model), (*facts.notes, *notes))
 
 
 def _adapters(registry: Registry) -> tuple[type[ModelAdapter], ...]:
@@ -129,6 +135,19 @@ def _model(composed: Composed) -> ModelKeys:
     given = {k.removeprefix("model.").partition(".")[0] for k in composed.given if k.startswith("model.")}
     kept = {f.name: getattr(model, f.name) for f in fields(model) if f.name in given}
     return ModelKeys(**{**kept, "path": str(Path(model.path).expanduser().absolute())})
+
+
+def _check_device_keys(composed: Composed) -> None:
+    """A device that is found has its own facts: keys of a description would change nothing."""
+    preset = composed.config.device.preset
+    told = sorted(k for k in composed.given if k.startswith("device."))
+    if "device.preset" in told or (told and preset in MEASURED):
+        raise ConfigError(
+            "facts of a device are given beside a preset that describes one, and nowhere else",
+            field=told[0], got=getattr(composed.config.device, told[0].removeprefix("device.")),
+            allowed="with device=PRESET, not auto, cpu or cuda",
+            remedy="add the preset that is nearest, such as device=h100-80gb",
+        )  # fmt: skip
 
 
 def _name(model: ModelKeys) -> str:
@@ -226,5 +245,16 @@ def _sampling(config: KVCoreConfig) -> SamplingParams:
     keys = config.sampling
     if any(not text for text in keys.stop):
         raise ConfigError("a stop string is empty", field="sampling.stop", got=keys.stop, allowed="texts")
+    most = config.engine.max_num_seqs
+    if keys.n > most:
+        raise ConfigError(
+            "sampling.n is out of range",
+            field="sampling.n", got=keys.n, allowed=f"1 to {most} (engine.max_num_seqs)",
+        )  # fmt: skip
+    if not keys.top_p > 0:
+        raise ConfigError(
+            "sampling.top_p is out of range", field="sampling.top_p", got=keys.top_p,
+            allowed="0 < top_p <= 1", remedy="for the likeliest token alone, leave sampling.temperature at 0",
+        )  # fmt: skip
     values = {f.name: getattr(keys, f.name) for f in fields(keys)}
     return SamplingParams(**{**values, "stop": tuple(keys.stop)})

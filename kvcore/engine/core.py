@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from kvcore.engine.planning import prepare_plan
+from kvcore.engine.planning import eviction_policy, prepare_plan
 from kvcore.engine.request import FinishReason, Request, check_request
 from kvcore.engine.sampler import Sampler
 from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
-from kvcore.manage.eviction import EvictionPolicy
 from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Plan
@@ -69,6 +68,7 @@ class EngineCore:
         self.settings = settings
         self.registry = registry
         refuse(settings)
+        eviction_policy(settings.cache, registry)
         say("planning the cache")
         # Before the weights: a bad choice must not cost a minute of loading.
         first_plan, self.selection = prepare_plan(settings, registry, purpose="run")
@@ -113,24 +113,13 @@ class EngineCore:
             prefix_caching=cache.prefix_caching,
             hash_name=cache.hash,
             namespace=namespace.encode(),
-            eviction=self._eviction(),
+            eviction=eviction_policy(cache, self.registry),
             track_dead=cache.sanitize,
         )
 
     def _hit_unit(self) -> int:
         sizes = [g.block_size for g in self.plan.configs[0].kv_cache_groups]
         return lcm(*sizes) if self.settings.cache.prefix_caching else 0
-
-    def _eviction(self) -> type[EvictionPolicy] | None:
-        name, known = self.settings.cache.eviction, self.registry.eviction_policies
-        if name == "lru":
-            return None
-        if name not in known:
-            raise ConfigError(
-                "no installed plugin offers this eviction policy",
-                field="cache.eviction", got=name, allowed=["lru", *sorted(known)],
-            )  # fmt: skip
-        return known[name]
 
     def add_request(
         self,
@@ -191,12 +180,19 @@ class EngineCore:
         return self.scheduler.has_unfinished
 
     def step(self) -> list[NewToken]:
-        """One step: schedule, run, take in, tell observers. Empty when there was nothing to do."""
+        """One step: schedule, run, take in, tell observers. Empty when there was nothing to do.
+
+        When running it raises, the requests of the step end as aborted, and the others go on.
+        """
         started = time.perf_counter()
         output = self.scheduler.schedule()
         if output is None:
             return []
-        result = self.executor.execute(output)
+        try:
+            result = self.executor.execute(output)
+        except BaseException:  # an interrupt as well: the engine must serve on
+            self.scheduler.abandon(output)
+            raise
         produced = self.scheduler.update(output, result)
         seconds = time.perf_counter() - started
         self.seconds += seconds

@@ -13,7 +13,7 @@ from kvcore.engine.core import EngineCore, Progress
 from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
-from kvcore.errors import ConfigError, IntegrityError
+from kvcore.errors import ConfigError, IntegrityError, RequestError
 from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
@@ -120,7 +120,8 @@ class LLM:
             Outputs in the order of the prompts, n for each.
 
         Raises:
-            RequestError: A prompt can never be served; nothing has run then.
+            RequestError: A prompt can never be served, or a stream of this model is still open; nothing has
+                run then.
         """
         sampling = sampling or SamplingParams()
         done: dict[tuple[int, int], Output] = {}
@@ -139,6 +140,8 @@ class LLM:
         Closing the iterator early aborts what is left. Arguments and errors as in `generate`.
         """
         sampling = sampling or SamplingParams()
+        self._check_idle()
+        _check_texts(prompts)
         encoded = [self.tokenizer.encode(prompt, chat=chat) for prompt in prompts]
         for ids in encoded:
             self.core.check(ids, sampling)
@@ -185,16 +188,22 @@ class LLM:
         Returns:
             For each sequence float32 [len, V]: row i predicts token i + 1.
         """
+        self._check_idle()
         lens = prompt_lens or [len(ids) for ids in token_ids]
         names = [self._new_id() for _ in token_ids]
-        for name, ids, prompt in zip(names, token_ids, lens, strict=True):
-            forced = tuple(ids[prompt:])
-            sampling = SamplingParams(max_tokens=len(forced) + 1, ignore_eos=True)
-            self._kept[name] = {}
-            self.core.add_request(name, ids[:prompt], sampling, forced=forced, keep_logits=True)
-        while self.core.has_unfinished:
-            self.core.step()
-        return [self._collect(name, len(ids)) for name, ids in zip(names, token_ids, strict=True)]
+        try:
+            for name, ids, prompt in zip(names, token_ids, lens, strict=True):
+                forced = tuple(ids[prompt:])
+                sampling = SamplingParams(max_tokens=len(forced) + 1, ignore_eos=True)
+                self._kept[name] = {}
+                self.core.add_request(name, ids[:prompt], sampling, forced=forced, keep_logits=True)
+            while self.core.has_unfinished:
+                self.core.step()
+            return [self._collect(name, len(ids)) for name, ids in zip(names, token_ids, strict=True)]
+        finally:
+            for name in names:
+                self.core.abort(name)
+                self._kept.pop(name, None)
 
     def _keep_logits(self, request_id: str, first: int, logits_NV: torch.Tensor) -> None:
         self._kept[request_id].update(enumerate(logits_NV.float().cpu(), first))
@@ -206,6 +215,14 @@ class LLM:
                 "not every position was computed", field="score", got=len(rows), allowed=length
             )
         return torch.stack([rows[i] for i in range(length)])
+
+    def _check_idle(self) -> None:
+        if self.core.has_unfinished:
+            raise RequestError(
+                "this model is still answering: one stream at a time", field="prompts",
+                got=f"{len(self.core.scheduler.requests)} sequences not finished",
+                remedy="read the open stream to its end or close() it, or add_request() to `core` yourself",
+            )  # fmt: skip
 
     def _new_id(self) -> str:
         self._requests += 1
@@ -226,6 +243,20 @@ class LLM:
             "total_blocks": blocks["blocks_total"],
             "copied_blocks": blocks["copied_blocks"],
         }
+
+
+def _check_texts(prompts: Sequence[str]) -> None:
+    if isinstance(prompts, str):
+        raise RequestError(
+            "prompts is one text, and would be read letter by letter", field="prompts", got=prompts,
+            allowed="a list of texts", remedy="put the text into a list",
+        )  # fmt: skip
+    for prompt in prompts:
+        # The half of a surrogate pair stands for bytes that were never UTF-8.
+        if not isinstance(prompt, str) or any("\ud800" <= c <= "\udfff" for c in prompt):
+            raise RequestError(
+                "a prompt is not a text", field="prompts", got=ascii(prompt), allowed="Unicode text"
+            )
 
 
 def _root(request: Request) -> str:

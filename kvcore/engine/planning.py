@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvcore.engine.settings import EngineSettings
+from kvcore.engine.settings import CacheSettings, EngineSettings
 from kvcore.errors import BackendUnsupportedError, CapacityError, ConfigError, NotBuiltError
+from kvcore.manage.eviction import EvictionPolicy
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget, Plan, plan
 from kvcore.registry.registry import Registry
@@ -91,6 +92,23 @@ def check_run(settings: EngineSettings, registry: Registry) -> None:
     settings.facts.require_runnable(settings.max_model_len)
     first, _ = prepare_plan(settings, registry, purpose="run")
     first.require_fit()
+
+
+def eviction_policy(cache: CacheSettings, registry: Registry) -> type[EvictionPolicy] | None:
+    """The class of the policy that `cache.eviction` names; None for the manager's own.
+
+    Raises:
+        ConfigError: No installed plugin offers it.
+    """
+    name, known = cache.eviction, registry.eviction_policies
+    if name == "lru":
+        return None
+    if name not in known:
+        raise ConfigError(
+            "no installed plugin offers this eviction policy",
+            field="cache.eviction", got=name, allowed=["lru", *sorted(known)],
+        )  # fmt: skip
+    return known[name]
 
 
 def default_cache_bytes(settings: EngineSettings, available_bytes: int | None = None) -> int:

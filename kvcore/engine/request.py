@@ -139,6 +139,11 @@ def check_request(
             raise RequestError(
                 f"sampling.{name} is out of range", field=f"sampling.{name}", got=got, allowed=allowed
             )
+    if isinstance(sampling.stop, str):
+        raise RequestError(
+            "sampling.stop is one text, and would be read letter by letter",
+            field="sampling.stop", got=sampling.stop, allowed="a tuple of texts",
+        )  # fmt: skip
     if any(not s for s in sampling.stop):
         raise RequestError(
             "a stop string is empty", field="sampling.stop", got=sampling.stop, allowed="non-empty texts"

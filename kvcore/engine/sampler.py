@@ -24,7 +24,8 @@ def filtered_probabilities(logits_V: torch.Tensor, ask: SampleAsk) -> tuple[torc
     Top-k keeps the k largest; top-p then keeps the smallest head of the rest whose mass reaches p.
     Equal logits keep the order of their ids, so that ties are settled the same way everywhere.
     """
-    scaled_V = logits_V.double() / ask.temperature
+    # Less the largest first: divided by a tiny temperature it would be infinite, and inf - inf is NaN.
+    scaled_V = (logits_V.double() - logits_V.max()) / ask.temperature
     sorted_V, ids_V = torch.sort(scaled_V, descending=True, stable=True)
     if ask.top_k > 0:
         sorted_V, ids_V = sorted_V[: ask.top_k], ids_V[: ask.top_k]

@@ -207,6 +207,15 @@ class Scheduler:
                 return True
         return False
 
+    def abandon(self, output: SchedulerOutput) -> None:
+        """Give up a step that failed: its requests end, and nothing that it was to compute can be hit."""
+        for row in output.rows:
+            self.finish(row.request_id, "abort")
+        # Perhaps the worker never came to drop them; dropping twice does no harm.
+        self._dropped = [*output.finished, *self._dropped]
+        self.manager.commit(output.step, {})
+        self.manager.retire(output.step)
+
     def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int]]:
         """Take in what a step produced; returns (request, new token) in the order of its rows.
 

@@ -228,3 +228,25 @@ def test_the_driver_tells_name_capability_and_memory(monkeypatch):
     )
     driver.cuInit = lambda flags: 100  # CUDA_ERROR_NO_DEVICE
     assert devices.device_facts(DeviceKeys(preset="auto")).kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        (["device.memory_bytes=1000"], "device.memory_bytes"),
+        (["device=cpu", "device.kind=cuda"], "device.kind"),
+        (["device.preset=h100-80gb"], "device.preset"),
+        (["cache.eviction=nope"], "cache.eviction"),
+        (["sampling.n=3", "engine.max_num_seqs=2"], "sampling.n"),
+        (["sampling.top_p=0"], "sampling.top_p"),
+    ],
+)
+def test_what_would_be_ignored_or_fail_late_is_refused_at_once(overrides, field):
+    with pytest.raises(ConfigError) as caught:
+        settings_of(*overrides)
+    assert caught.value.field == field
+
+
+def test_facts_of_a_described_device_can_be_changed():
+    built = settings_of("device=h100-80gb", f"device.memory_bytes={40 * GiB}")
+    assert built.settings.device.memory_bytes == 40 * GiB

@@ -9,6 +9,7 @@ from support.engines import make_llm
 from support.reference import full_logits
 
 from kvcore.engine.settings import SamplingParams
+from kvcore.errors import RequestError
 from kvcore.memory.arena import Arena
 from kvcore.spec.retention import Window
 
@@ -143,3 +144,64 @@ def test_eos_and_stop_are_honoured(llama):
     assert ended.finish_reason == "stop"
     first = free.output_ids.index(free.output_ids[4])
     assert ended.output_ids == free.output_ids[: first + 1]
+
+
+@pytest.mark.parametrize("when", [0, 1, 4])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_engine_serves_on_after_a_step_that_failed(llama, when, error):
+    """The step's requests end, nothing of it can be hit, no block is lost, and the others go on."""
+    prompts = {"a": list(range(1, 50)), "b": list(range(60, 100))}
+    want = {}
+    for name, prompt in prompts.items():
+        llm = make_llm(llama, num_blocks=40)
+        want[name] = add(llm, name, prompt, 6)
+        while llm.core.has_unfinished:
+            llm.core.step()
+    llm = make_llm(llama, num_blocks=40, max_num_batched_tokens=16, max_num_seqs=1)
+    first, second = (add(llm, name, prompt, 6) for name, prompt in prompts.items())
+    execute = llm.core.executor.execute
+
+    def fails(output):
+        execute(output) if when == 4 else None
+        raise error
+
+    for _ in range(when):
+        llm.core.step()
+    llm.core.executor.execute = fails
+    with pytest.raises(error):
+        llm.core.step()
+    llm.core.executor.execute = execute
+    assert first.finish_reason == "abort"
+    again = add(llm, "again", prompts["a"], 6)
+    while llm.core.has_unfinished:
+        llm.core.step()
+        llm.core.manager.check_integrity()
+    assert second.output_ids == want["b"].output_ids
+    assert again.output_ids == want["a"].output_ids
+    stats = llm.core.manager.stats()
+    assert (stats["blocks_used"], stats["blocks_pending"]) == (0, 0)
+
+
+def test_a_refused_score_leaves_nothing_behind(llama):
+    llm = make_llm(llama, num_blocks=50)
+    with pytest.raises(RequestError):
+        llm.score([[1, 2, 3], []])
+    assert not llm.core.has_unfinished
+    assert llm.score([[1, 2, 3]])[0].shape == (3, 256)
+
+
+def test_one_stream_at_a_time(llama):
+    llm = make_llm(llama, num_blocks=50)
+    add(llm, "open", [1, 2, 3], 4)
+    for ask in (lambda: llm.score([[1, 2]]), lambda: llm.generate(["text"])):
+        with pytest.raises(RequestError, match="still answering"):
+            ask()
+    llm.core.abort("open")
+    assert len(llm.score([[1, 2]])) == 1
+
+
+@pytest.mark.parametrize("prompts", ["one text", [5], [None], ["fine", "half \udcff"]])
+def test_prompts_that_are_no_list_of_texts_are_refused(llama, prompts):
+    with pytest.raises(RequestError) as caught:
+        make_llm(llama, num_blocks=50).generate(prompts)
+    assert caught.value.field == "prompts"

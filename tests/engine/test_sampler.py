@@ -77,3 +77,10 @@ def test_top_k_of_one_is_greedy(values, seed):
     row = torch.tensor(values, dtype=torch.float32)
     best = max(range(len(values)), key=lambda i: (float(row[i]), -i))
     assert draw(row, SampleAsk(1.0, 1.0, 1, seed, 0)) == best
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-307, 5e-324])
+def test_a_tiny_temperature_is_greedy(temperature):
+    values = torch.tensor([-40.0, 30.0, 12.0, 29.0])
+    for position in range(5):
+        assert draw(values, SampleAsk(temperature, 0.9, 0, 7, position)) == 1

@@ -223,6 +223,7 @@ def test_abort_of_waiting_and_running():
         ([1], {"n": 0}, "sampling.n"),
         ([1], {"n": 5}, "sampling.n"),
         ([1], {"stop": ("",)}, "sampling.stop"),
+        ([1], {"stop": "end"}, "sampling.stop"),
     ],
 )
 def test_requests_that_can_never_be_served(prompt, keys, field):
