@@ -60,7 +60,7 @@ def _dispatch(words: list[str], as_json: bool) -> int:
     # Whatever a library prints goes to standard error: standard output carries our answer alone.
     with redirect_stdout(sys.stderr):
         result = _jobs(command, flags) if flags.multirun else _job(command, flags.overrides, flags.prompts)
-    print(to_json(result.document) if as_json else result.text)
+    _print(to_json(result.document) if as_json else result.text)
     sys.stdout.flush()
     return result.status
 
@@ -156,6 +156,12 @@ def _wants_json(words: Sequence[str]) -> bool:
             asked.append(word.partition("=")[2].strip("'\""))
         text = word == "--prompt"  # the next word is a prompt, whatever it looks like
     return bool(asked) and asked[-1] == "json"
+
+
+def _print(text: str) -> None:
+    """To standard output, whatever its encoding lacks spelled out: an answer is not lost to a locale."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _print_error(error: KVCoreError, as_json: bool) -> None:

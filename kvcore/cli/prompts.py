@@ -17,6 +17,11 @@ def gather(texts: Sequence[str], file: str | None) -> list[str]:
     """
     if any(not text.strip() for text in texts):
         raise ConfigError("a prompt is empty", field="--prompt", got="", allowed="a text")
+    for text in texts:
+        if any("\ud800" <= c <= "\udfff" for c in text):  # bytes that the shell passed on as they were
+            raise ConfigError(
+                "a prompt is not UTF-8", field="--prompt", got=ascii(text), allowed="a text in UTF-8"
+            )
     prompts = [*texts, *(_from_file(file) if file is not None else [])]
     return prompts or samples()
 

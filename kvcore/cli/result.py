@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,12 @@ class Flags:
 
 
 def to_json(document: Any) -> str:
-    """One JSON document; numbers that JSON does not have become null."""
-    return json.dumps(_finite(plain(document)), ensure_ascii=False, indent=2, allow_nan=False)
+    """One JSON document; numbers that JSON does not have become null.
+
+    Only where standard output is UTF-8 are signs beyond ASCII written as they are.
+    """
+    escaped = (sys.stdout.encoding or "utf-8").lower() not in ("utf-8", "utf8")
+    return json.dumps(_finite(plain(document)), ensure_ascii=escaped, indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

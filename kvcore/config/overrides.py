@@ -27,6 +27,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         ConfigError: The grammar is broken.
     """
     for text in overrides:
+        if not isinstance(text, str):  # from the library
+            raise ConfigError(
+                "an override is not a text", field="override", got=text, allowed="texts KEY=VALUE"
+            )
         if text[:1] in ("+", "~"):
             sign = "++" if text.startswith("++") else text[0]
             raise UnknownKeyError(
@@ -78,7 +82,7 @@ def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
             _check_preset(override, name)
         elif name.startswith(FREE):
             continue
-        elif name in nodes:
+        elif name and name in nodes:
             raise UnknownKeyError(
                 f"{name} is a group of keys: set them one by one",
                 field=name, got=override.input_line, allowed=_below(name, known),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kvcore.errors import ConfigError
+from kvcore.errors import CapacityError, ConfigError
 from kvcore.plan.config import ARENA_ALIGNMENT
 from kvcore.spec.dtypes import round_up
 
@@ -38,10 +38,16 @@ class Arena:
         # to move the base to a multiple of 256.
         self._capacity = round_up(nbytes, ARENA_ALIGNMENT)
         wanted = self._capacity + ARENA_ALIGNMENT
-        if self.device.type == "cpu" and not pinned:
-            whole = torch.from_numpy(np.zeros(wanted, dtype=np.int8))
-        else:
-            whole = torch.zeros(wanted, dtype=torch.int8, device=self.device, pin_memory=pinned)
+        try:
+            if self.device.type == "cpu" and not pinned:
+                whole = torch.from_numpy(np.zeros(wanted, dtype=np.int8))
+            else:
+                whole = torch.zeros(wanted, dtype=torch.int8, device=self.device, pin_memory=pinned)
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+            raise CapacityError(
+                f"the device {self.device} has no room for a cache of this size",
+                field="cache.memory", got=f"{nbytes} bytes", remedy="lower cache.memory or cache.num_blocks",
+            ) from error  # fmt: skip
         self.device = whole.device
         skip = -whole.data_ptr() % ARENA_ALIGNMENT
         self._units = whole[skip : skip + self._capacity]

@@ -11,6 +11,7 @@ import pytest
 
 from kvcore.cli import main, run
 from kvcore.cli.prompts import gather, samples
+from kvcore.cli.result import DONE, Result
 from kvcore.config import compose as compose_module
 from kvcore.errors import ConfigError
 from kvcore.registry.loader import installed
@@ -273,3 +274,21 @@ def test_the_last_output_wins_and_nothing_is_left_in_the_directory(call, tmp_pat
     assert json.loads(call("plan", "device=cpu", "output=text", "output=json")[1])["fits"]
     assert list(tmp_path.iterdir()) == []
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_without_unicode_gets_the_answer_all_the_same(monkeypatch, as_json):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    found = Result({"text": "\u00e9\u2603\U0001f600"}, "\u00e9\u2603", DONE)
+    monkeypatch.setattr(sys.modules["kvcore.cli.main"], "_job", lambda *_: found)
+    assert main(["plan", *(["output=json"] if as_json else [])]) == DONE
+    out.seek(0)
+    text = out.read()
+    assert json.loads(text) == found.document if as_json else text == "\\xe9\\u2603\n"
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_before_the_model_is_loaded():
+    with pytest.raises(ConfigError) as caught:
+        gather(["bytes \udcff"], None)
+    assert caught.value.field == "--prompt"

@@ -116,6 +116,8 @@ def test_a_config_that_is_no_node_puts_its_backend_out_of_service():
         ("hydra.run.dir=out", UnknownKeyError, "hydra.run.dir"),
         ("model@x=smollm2-135m", UnknownKeyError, "model"),
         ("words", ConfigError, "override"),
+        ("=1", UnknownKeyError, ""),
+        (7, ConfigError, "override"),
         ("model.path=a=b", ConfigError, "model.path"),
         ("model=llama", ConfigError, "model"),
         ("device=toaster", ConfigError, "device"),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.errors import ConfigError, LayoutError
+from kvcore.errors import CapacityError, ConfigError, LayoutError
 from kvcore.memory import canary
 from kvcore.memory.arena import Arena
 from kvcore.memory.poison import fill_poison, poison_blocks
@@ -287,3 +287,10 @@ def test_a_shared_cache_has_its_owners_views(plans):
             owner.shape,
             owner.stride(),
         )
+
+
+@pytest.mark.parametrize("exponent", [60, 63, 70])
+def test_an_arena_that_no_machine_has_is_a_typed_error(exponent):
+    with pytest.raises(CapacityError) as caught:
+        Arena(2**exponent)
+    assert caught.value.field == "cache.memory"
