@@ -61,7 +61,6 @@ def _dispatch(words: list[str], as_json: bool) -> int:
     with redirect_stdout(sys.stderr):
         result = _jobs(command, flags) if flags.multirun else _job(command, flags.overrides, flags.prompts)
     _print(to_json(result.document) if as_json else result.text)
-    sys.stdout.flush()
     return result.status
 
 
@@ -161,7 +160,15 @@ def _wants_json(words: Sequence[str]) -> bool:
 def _print(text: str) -> None:
     """To standard output, whatever its encoding lacks spelled out: an answer is not lost to a locale."""
     encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(
+            f"the answer cannot be written: {error.strerror}", field="standard output", got=error.errno
+        ) from error
 
 
 def _print_error(error: KVCoreError, as_json: bool) -> None:

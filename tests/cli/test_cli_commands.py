@@ -5,13 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
 from kvcore.cli import main, run
 from kvcore.cli.prompts import gather, samples
-from kvcore.cli.result import DONE, Result
+from kvcore.cli.result import BAD_INPUT, DONE, Result
 from kvcore.config import compose as compose_module
 from kvcore.errors import ConfigError
 from kvcore.registry.loader import installed
@@ -281,7 +282,7 @@ def test_a_terminal_without_unicode_gets_the_answer_all_the_same(monkeypatch, as
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     found = Result({"text": "\u00e9\u2603\U0001f600"}, "\u00e9\u2603", DONE)
-    monkeypatch.setattr(sys.modules["kvcore.cli.main"], "_job", lambda *_: found)
+    monkeypatch.setattr(import_module("kvcore.cli.main"), "_job", lambda *_: found)
     assert main(["plan", *(["output=json"] if as_json else [])]) == DONE
     out.seek(0)
     text = out.read()
@@ -292,3 +293,14 @@ def test_a_prompt_that_is_not_utf8_is_refused_before_the_model_is_loaded():
     with pytest.raises(ConfigError) as caught:
         gather(["bytes \udcff"], None)
     assert caught.value.field == "--prompt"
+
+
+def test_a_full_disk_is_no_bug_of_ours(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(import_module("kvcore.cli.main"), "_job", lambda *_: Result({}, "text", DONE))
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert main(["plan"]) == BAD_INPUT
+    assert "cannot be written: No space left" in capsys.readouterr().err
