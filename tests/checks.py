@@ -20,6 +20,9 @@ def parts(report: Path) -> list[tuple[str, list[str]]]:
     """The checks in order, cheapest first; `report` is where pytest leaves its durations."""
     python = sys.executable
     sphinx = [python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html"]
+    # Small chunks: a worker that has the long tests is not given its share of the short ones as well.
+    spread = ["-n", "2", "--maxschedchunk=16"]
+    slowest = ["--durations=12", "--durations-min=5"]
     return [
         ("ruff check", [str(BIN / "ruff"), "check", "."]),
         ("ruff format", [str(BIN / "ruff"), "format", "--check", "."]),
@@ -27,7 +30,7 @@ def parts(report: Path) -> list[tuple[str, list[str]]]:
         ("mypy", [python, "-m", "mypy", "--strict"]),
         ("docs", sphinx),
         # Last, so that a reader and CI find its closing line where they look for it.
-        ("pytest", [python, "-m", "pytest", "-n", "2", f"--junitxml={report}"]),
+        ("pytest", [python, "-m", "pytest", *spread, *slowest, f"--junitxml={report}"]),
     ]
 
 
