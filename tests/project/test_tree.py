@@ -63,7 +63,7 @@ def test_every_module_says_what_it_is_for(repo: Path) -> None:
 
 
 def test_no_path_of_a_machine_and_no_registry_host(tracked: list[Path], repo: Path) -> None:
-    hosts = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".com", "download.pytorch" + ".org"]
+    hosts = ["pypi" + ".org", "python" + "hosted.org", "npmjs" + ".com", "download" + ".pytorch.org"]
     machine = re.compile("(?<![\\w.<~$])/(?:work|root|home)/[a-z]|" + "|".join(map(re.escape, hosts)))
     found = {}
     for path in tracked:
