@@ -33,6 +33,6 @@ def test_logits_are_those_of_torch(name, lengths, tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "bloom", "llama"])
-def test_soft_cap_sinks_alibi_and_int8(name, tmp_path_factory):
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "llama"])
+def test_soft_cap_sinks_and_longer_llama(name, tmp_path_factory):
     compare(name, tmp_path_factory.getbasetemp(), (38, 21), 1e-4)
