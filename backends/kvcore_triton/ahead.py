@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcore_triton.targets import TARGETS
+from kvcore_triton.targets import TARGETS, compile_options
 from kvcore_triton.variants import Variant
 
 # Arguments that are rarely multiples of 16, so that nothing is assumed of them.
@@ -49,9 +49,9 @@ def compiled(variant: Variant, **constants: int) -> Resources:
     kernel: Any = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[variant.kernel]
     types, values = variant.signature()
     sizes = variant.tile()
-    attend = variant.kernel == "attend"
-    options = {"num_warps": sizes.num_warps if attend else 4, "num_stages": sizes.num_stages if attend else 2}
-    options |= {name: constants.pop(name) for name in tuple(constants) if name in options}
+    own = {"num_warps": sizes.num_warps, "num_stages": sizes.num_stages} if variant.kernel == "attend" else {}
+    own |= {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+    options = compile_options(TARGETS[variant.target], **own)
     values |= constants
     names: list[str] = list(kernel.arg_names)
     signature = {name: types.get(name, "constexpr") for name in names}
@@ -99,9 +99,10 @@ def _spills(ptx: str, target: str) -> int:
     with tempfile.NamedTemporaryFile(suffix=".ptx", mode="w") as file:
         file.write(ptx)
         file.flush()
-        shown = _tool(
-            "ptxas-blackwell" if new else "ptxas", "-v", f"--gpu-name={arch}", file.name, "-o", "/dev/null"
-        )
+        assembler = "ptxas-blackwell" if new else "ptxas"
+        # With the options that Triton itself gives it.
+        options = ("-v", "--regAllocOptLevel=2", f"--gpu-name={arch}")
+        shown = _tool(assembler, *options, file.name, "-o", "/dev/null")
     return sum(int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", shown))
 
 

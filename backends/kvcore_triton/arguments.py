@@ -98,8 +98,10 @@ def fp8_of(layer: AttentionLayer, target: Target) -> Fp8 | None:
 
 
 def readable(field: torch.Tensor, fp8: Fp8 | None) -> torch.Tensor:
-    """The field in the type that the target converts from."""
-    return field if fp8 is None else field.view(getattr(torch, fp8.torch_name))
+    """The field in the type that the target loads."""
+    if fp8 is None:
+        return field
+    return field.view(torch.uint8 if fp8.half_bytes else getattr(torch, fp8.torch_name))
 
 
 def dims(layer: AttentionLayer) -> dict[str, int]:

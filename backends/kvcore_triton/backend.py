@@ -27,7 +27,7 @@ from kvcore_triton.kernels.attention import attend_tiles, merge_parts
 from kvcore_triton.kernels.write import write_step
 from kvcore_triton.spec import TritonOptions
 from kvcore_triton.step import Pass, StepBuffers, StepPlan
-from kvcore_triton.targets import Target, target_of
+from kvcore_triton.targets import Target, compile_options, target_of
 from kvcore_triton.work import interval
 
 
@@ -93,7 +93,7 @@ class TritonBackend(AttentionBackend):
         args |= field_arguments(cache, metadata.heads_first)
         args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
         grid = (min(len(slots), len(k)), -(-num_heads // constants["HEADS"]))
-        self.launch(write_step, grid, args | constants, num_warps=4)
+        self.launch(write_step, grid, args | constants, **compile_options(self.target))
 
     def attend(
         self,
@@ -134,7 +134,8 @@ class TritonBackend(AttentionBackend):
             "sinks_ptr": sinks, "table_ptr": table, "table_row": table.stride(0),
             "scale": query.softmax_scale, "softcap": query.softcap or 0.0, "window": window, "right": right,
             "chunk": chunk, "block_size": metadata.group.kernel_block_size, "group": query.group_size,
-            "SCALES": SCALES[query.quant], "UPCAST": self._upcast,
+            "SCALES": SCALES[query.quant], "HALF_BYTES": fp8 is not None and fp8.half_bytes,
+            "UPCAST": self._upcast,
             "GENERAL": query.softcap is not None or layer.alibi_slopes is not None,
         }  # fmt: skip
         args |= field_arguments(cache, metadata.heads_first)
@@ -152,12 +153,13 @@ class TritonBackend(AttentionBackend):
             "tiles_per_head": one.tiles_per_head, "BLOCK_M": block_m, "BLOCK_N": block_n,
         }  # fmt: skip
         grid = (len(one.items), programs)
-        self.launch(attend_tiles, grid, {**args, **own}, num_warps=num_warps, num_stages=num_stages)
+        options = compile_options(self.target, num_warps, num_stages)
+        self.launch(attend_tiles, grid, {**args, **own}, **options)
         if not one.parts:
             return
         merge = {name: args[name] for name in _MERGE if name in args}
         merge |= {name: own[name] for name in _MERGE if name in own} | {"merge_ptr": one.merges}
-        self.launch(merge_parts, (len(one.merges), programs), merge, num_warps=4)
+        self.launch(merge_parts, (len(one.merges), programs), merge, **compile_options(self.target))
 
     def _workspace(
         self, slots: int, width: int, programs: int, block_m: int

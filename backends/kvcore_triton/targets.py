@@ -13,11 +13,11 @@ from kvcore.attention.spec import DeviceFacts
 
 
 class Fp8(NamedTuple):
-    """How a target stores one of the fp8 types.
+    """How a target stores one of the fp8 types, and in which type the attention kernel loads it.
 
     Attributes:
-        triton: Triton's name of the type.
-        torch_name: Torch's.
+        triton: Triton's name of the loaded type.
+        torch_name: Torch's name of the stored one.
         top: Largest finite value.
         mantissa, bias: Mantissa bits, exponent bias.
         signed_zero: Whether -0 has a code of its own (else that code is NaN).
@@ -30,10 +30,17 @@ class Fp8(NamedTuple):
     bias: int
     signed_zero: bool = True
 
+    @property
+    def half_bytes(self) -> bool:
+        """Whether it is loaded as bytes, each the upper half of a float16."""
+        return self.triton == "u8"
+
 
 E4M3 = Fp8("fp8e4nv", "float8_e4m3fn", 448.0, 3, 7)
 E4M3_FNUZ = Fp8("fp8e4b8", "float8_e4m3fnuz", 240.0, 3, 8, signed_zero=False)
-E5M2 = Fp8("fp8e5", "float8_e5m2", 57344.0, 2, 15)
+# The byte is the upper half of a float16: no instruction of a newer device is needed to read it. (Triton 3.6
+# emits one even for sm_80, whose assembler then refuses it.)
+E5M2 = Fp8("u8", "float8_e5m2", 57344.0, 2, 15)
 E5M2_FNUZ = Fp8("fp8e5b16", "float8_e5m2fnuz", 57344.0, 2, 16, signed_zero=False)
 
 
@@ -105,6 +112,18 @@ class Tile(NamedTuple):
     num_stages: int
 
 
+def compile_options(target: Target, num_warps: int = 4, num_stages: int = 2) -> dict[str, int]:
+    """How a kernel is compiled, the register limit of CUDA devices included.
+
+    The limit is what a processor's 65,536 registers give each thread. Told so, the assembler takes the
+    registers that it needs; left alone it spills some to fit one more program onto the processor.
+    """
+    found = {"num_warps": num_warps, "num_stages": num_stages}
+    if target.name.startswith("sm_"):
+        found["maxnreg"] = min(255, 65_536 // (32 * num_warps))
+    return found
+
+
 def power_of_2(n: int) -> int:
     """The smallest power of 2 that is at least `n` and 16, the least that a matrix product takes."""
     return max(16, 1 << (n - 1).bit_length())
@@ -130,7 +149,7 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
     if dim > 256:
         return Tile(16 if few else 32, 32, 8, 1)
     if dim > 128:
-        return Tile(16, 32, 4, 2) if few else Tile(64 if large else 32, 32, 8, 2)
+        return Tile(16, 32, 8, 2) if few else Tile(64 if large else 32, 32, 8, 2)
     block_m = min(power_of_2(rows), 64) if few else 64
     if block_m == 64 and large:
         return Tile(64, 64, 4, 2)

@@ -128,9 +128,10 @@ def _attend(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
         "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head", "block_size",
         "group", "heads", "tiles_per_head", kind="i32",
     )  # fmt: skip
+    fp8 = target.fp8.get(variant.stored)
     constants = _dims(variant) | {
         "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "SCALES": _scales(variant),
-        "GENERAL": variant.general, "UPCAST": False,
+        "HALF_BYTES": fp8 is not None and fp8.half_bytes, "GENERAL": variant.general, "UPCAST": False,
     }  # fmt: skip
     return types, constants
 

@@ -81,6 +81,7 @@ class AttentionBackend(ABC):
         Args:
             layer: The layer.
             tensors: For KV heads ``k`` [T, K, D] and ``v`` [T, K, Dv]; quantized where the layout says so.
+                For latents ``latent`` [T, rank + rope_dim].
             cache: The layer's field views.
             batch: The step.
             metadata: From `prepare`.
@@ -101,7 +102,8 @@ class AttentionBackend(ABC):
 
         Args:
             layer: The layer.
-            query: For KV heads ``q`` [T, H, D].
+            query: ``q`` [T, H, D]. Over latents it is absorbed: D is rank + rope_dim, the latent is the key
+                of every head, and its first `rank` elements are the value (arXiv 2405.04434, appendix C).
             fresh: The tensors just given to `write`, or None where the layer shares another's cache.
             cache: The layer's field views; the step's tokens are already written.
             metadata: From `prepare`.

@@ -154,6 +154,8 @@ class PlanKeys:
 class WhereKeys:
     """Which cases of the conformance kit run: those that have every value given here."""
 
+    profile: str | None = key(None, "core profile: kv, latent, encoder, or none")
+    content: str | None = key(None, "kv or latent")
     head_dim: str | None = key(None, "dimension of queries and keys")
     head_dim_v: str | None = key(None, "dimension of values")
     gqa: str | None = key(None, "query heads a KV head, or all")

@@ -9,6 +9,11 @@ from kvcore.testing.cases import Base, Seq
 
 PHASES = ("prefill", "chunked", "decode", "multi_token", "mixed", "prefix_hit")
 SCALES = (0.3, 1.0, 7.0)
+# DeepSeek-V2 and V3 (arXiv 2405.04434, section 3.1.2): kv_lora_rank 512, qk_rope_head_dim 64; few heads.
+LATENT: Mapping[str, Any] = {
+    "stores": "latent", "num_kv_heads": 1, "gqa": 16, "head_dim": 576, "head_dim_v": 512,
+    "scale": 192**-0.5,
+}  # fmt: skip
 # Every dtype, and every granularity of scales.
 QUANTIZED: Mapping[str, dict[str, Any]] = {
     "int8_token_head": {"cache_dtype": "int8", "quant": "token_head"},
@@ -71,7 +76,7 @@ def sweeps(base: Base) -> dict[str, Sweep]:
         "kernel_ratio": {str(r): ({"kernel_ratio": r}, ("decode", "mixed", "prefix_hit")) for r in (2, 4)},
         "chunk": chunks,
         "mask": {
-            "bidirectional": ({"causal": False}, several),
+            "bidirectional": ({"causal": False, "profile": "encoder"}, several),
             "bidirectional+window": ({"causal": False, "window": 4}, several),
             "bidirectional+alibi": ({"causal": False, "alibi": True}, several),
         },

@@ -7,8 +7,10 @@ from itertools import product
 from typing import Any
 
 from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.testing.axes import LATENT
 from kvcore.testing.cases import Base, Case
-from kvcore.testing.planning import Place
+from kvcore.testing.outcome import Refused
+from kvcore.testing.planning import Place, layouts_of
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_DIMS = (32, 64, 128, 96, 80, 256, 192, 16)
@@ -54,13 +56,30 @@ def _missing(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> str |
 
 
 def find_base(place: Place) -> Base:
-    """The first dtype, head dimension and block size that the backend takes, else the default."""
+    """The first dtype, head dimension and block size that the backend takes, else the defaults."""
+    base = Base()
     for dtype, dim in product(DTYPES, HEAD_DIMS):
-        case = Case("base", "L0", "base", dtype=dtype, head_dim=dim)
-        if place.spec.unsupported(case.query(), place.options) is not None:
-            continue
-        for option in place.spec.layouts(case.cache_spec(), place.facts, place.options):
-            for size in BLOCK_SIZES:
-                if option.kernel_blocks.fit(size) == size:
-                    return Base(dtype, dim, size)
-    return Base()
+        size = _block_size(Case("base", "L0", "base", dtype=dtype, head_dim=dim), place)
+        if size is not None:
+            base = base._replace(dtype=dtype, head_dim=dim, block_size=size)
+            break
+    for dtype in DTYPES:
+        size = _block_size(Case("base", "L0", "base", dtype=dtype, **LATENT), place)
+        if size is not None:
+            return base._replace(latent_dtype=dtype, latent_block_size=size)
+    return base
+
+
+def _block_size(case: Case, place: Place) -> int | None:
+    """The block size to ask the case with, or None where the backend does not take it at all."""
+    if place.spec.unsupported(case.query(), place.options) is not None:
+        return None
+    try:
+        options = layouts_of(case.cache_spec(), place)
+    except Refused:
+        return None
+    for option in options:
+        for size in BLOCK_SIZES:
+            if option.kernel_blocks.fit(size) == size:
+                return size
+    return None

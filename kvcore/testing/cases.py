@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.spec.cache_spec import KVCacheSpec
-from kvcore.spec.content import KVHeads, Quant
+from kvcore.spec.content import Content, KVHeads, Latent, Quant
 from kvcore.spec.dtypes import ceil_div
 from kvcore.spec.retention import Chunk, Full, Retention, Window
 
 # The axes by which cases can be chosen on the command line: `where.<axis>=<value>`.
 AXES = (
-    "head_dim", "head_dim_v", "gqa", "block_size", "kernel_ratio", "dtype", "cache_dtype", "mask", "window",
-    "sinks", "softcap", "alibi", "phase",
+    "profile", "content", "head_dim", "head_dim_v", "gqa", "block_size", "kernel_ratio", "dtype",
+    "cache_dtype", "mask", "window", "sinks", "softcap", "alibi", "phase",
 )  # fmt: skip
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5")
 TIERS = ("quick", "full")
@@ -32,11 +32,14 @@ class Base(NamedTuple):
         dtype: Of queries and cache.
         head_dim: Of keys and values.
         block_size: Tokens of the smallest kernel block that is large enough to cut (at least 8).
+        latent_dtype, latent_block_size: The same for latents, whose dimensions are those of the models.
     """
 
     dtype: str = "float32"
     head_dim: int = 32
     block_size: int = 8
+    latent_dtype: str = "bfloat16"
+    latent_block_size: int = 64
 
 
 class Seq(NamedTuple):
@@ -66,12 +69,15 @@ class Case:
         id: ``<level>.<check>.<what varies>``; the same for every backend.
         level: L0 to L5.
         check: The check that judges it, from `kvcore.testing.checks`.
+        profile: The core profile that it belongs to, if any: ``kv``, ``latent`` or ``encoder``.
+        stores: Kind of content: ``kv``, or ``latent`` with queries absorbed into the latent's space.
         phase: Name of the shape of the step.
         seqs: The step; sequences with one token and a cached prefix come first.
         dtype, cache_dtype: Of queries, and of the cache ("" is the same).
         quant: Granularity of the cache's scales, for quantized `cache_dtype`.
         num_kv_heads, gqa: KV heads K, and query heads a KV head; H is their product.
-        head_dim, head_dim_v: Dimensions; 0 for `head_dim_v` is the same.
+        head_dim, head_dim_v: Dimensions; 0 for `head_dim_v` is the same. A latent has `head_dim` elements,
+            of which the first `head_dim_v` (its rank) are the values.
         block_size, kernel_ratio: Tokens of a manager block, and kernel blocks in it.
         causal, window, chunk, scale, softcap, alibi, sinks, lse: As in `AttentionQuery`.
         own_retention: The cache keeps only what the mask needs: tables hold the live tail.
@@ -90,6 +96,8 @@ class Case:
     id: str
     level: str
     check: str
+    profile: str = ""
+    stores: str = "kv"
     phase: str = "none"
     seqs: tuple[Seq, ...] = ()
     dtype: str = "float32"
@@ -165,7 +173,7 @@ class Case:
     def query(self) -> AttentionQuery:
         """What the backend is asked."""
         return AttentionQuery(
-            content="kv",
+            content=self.stores,
             dtype=self.dtype,
             cache_dtype=self.stored_dtype,
             num_heads=self.num_heads,
@@ -192,8 +200,10 @@ class Case:
             )  # fmt: skip
         return replace(self, cache_dtype=self.neighbour, quant=None, neighbour="")
 
-    def content(self) -> KVHeads:
+    def content(self) -> Content:
         """What the cache stores."""
+        if self.stores == "latent":
+            return Latent(self.dim_v, self.head_dim - self.dim_v, self.stored_dtype)
         quant = None if self.quant is None else Quant(self.quant)  # type: ignore[arg-type]
         return KVHeads(self.num_kv_heads, self.head_dim, self.dim_v, self.stored_dtype, quant)
 
@@ -213,7 +223,9 @@ class Case:
         mask = [] if self.causal else ["bidirectional"]
         mask += [n for n in ("window", "chunk") if getattr(self, n) is not None]
         stored = self.stored_dtype + (f"/{self.quant}" if self.quant else "")
-        return {
+        mine: dict[str, object] = {"profile": self.profile} if self.profile else {}
+        return mine | {
+            "content": self.stores,
             "head_dim": self.head_dim,
             "head_dim_v": self.dim_v,
             "gqa": "all" if self.num_kv_heads == 1 else self.gqa,
@@ -235,7 +247,7 @@ class Case:
         if not mine:
             return not where
         for axis, wanted in where.items():
-            names = {str(mine[axis]).lower()}
+            names = {str(mine.get(axis, "none")).lower()}
             names |= {str(self.window)} if axis == "window" and self.window is not None else set()
             names |= {self.stored_dtype} if axis == "cache_dtype" else set()
             if wanted.lower() not in names:

@@ -61,11 +61,13 @@ def cover(cases: Sequence[Case]) -> list[Case]:
 def level_2(m: Maker) -> Iterator[Case]:
     """Attention against the oracle."""
     for phase in ax.PHASES:
-        yield m.attend("base", phase)
+        yield m.attend("base", phase, profile="kv" if phase in ("prefill", "decode") else "")
         yield m.attend("layout=1", phase, layout=1, tier="quick" if phase in ("decode", "mixed") else "full")
     yield m.attend("shared", "mixed", variant="shared")
     yield m.attend("fused_inputs", "mixed", variant="fused")
     yield m.attend("block_size=1", "mixed", block_size=1)
+    for phase in ("decode", "multi_token", "mixed"):
+        yield m.latent("L2", "attend", phase, profile="latent", tier="quick" if phase == "decode" else "full")
     for axis, values in ax.sweeps(m.base).items():
         turns = cycle(ax.PHASES)
         for name, (changes, phases) in values.items():

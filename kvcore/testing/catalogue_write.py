@@ -47,6 +47,8 @@ def level_1(m: Maker) -> Iterator[Case]:
             yield write(f"block_size={n}", block_size=n, tier="quick" if n in (1, 16) else "full")
     yield write("block_size=3P", block_size=3 * p)  # no power of two
     yield write("gqa=all", num_kv_heads=1, gqa=8)
+    yield m.latent("L1", "write", "mixed", layers=2)
+    yield m.latent("L1", "write", "multi_token", placement="packed", layers=2, tier="full")
     yield write("heads=5", num_kv_heads=5, gqa=1)
     yield write("head_dim_v", head_dim=2 * d, head_dim_v=d, layers=2)
     for n in (64, 80, 128, 256):

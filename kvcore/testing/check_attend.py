@@ -116,7 +116,7 @@ def judge(scene: Scene, layer: SceneLayer, result: Result) -> Measure:
     they were given: a backend may read either, for the whole step.
     """
     measure, text = compare(layer, result, scene.answer(layer))
-    coarse = dtype(layer.content.dtype).bits < dtype(layer.query.dtype).bits or layer.content.quant
+    coarse = dtype(layer.content.dtype).bits < dtype(layer.query.dtype).bits or layer.quantized
     if text and coarse and not layer.layer.shared:
         other, other_text = compare(layer, result, scene.answer(layer, exact_fresh=True))
         if not other_text:

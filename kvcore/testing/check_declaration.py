@@ -17,9 +17,11 @@ from kvcore.spec.content import Content, KVHeads, Latent, Quant
 from kvcore.spec.dtypes import DTYPES
 from kvcore.spec.layout import LayoutOption
 from kvcore.spec.retention import Full
+from kvcore.testing.axes import LATENT
 from kvcore.testing.context import Context
 from kvcore.testing.layout_bytes import field_starts
-from kvcore.testing.outcome import RUNGS, CheckFailure, Measure
+from kvcore.testing.outcome import RUNGS, CheckFailure, Measure, Refused
+from kvcore.testing.planning import layouts_of
 
 DEVICES = (
     DeviceFacts("cpu"),
@@ -239,24 +241,24 @@ def check_stable(context: Context) -> Measure:
 
 
 def check_core_profile(context: Context) -> Measure:
-    """At least one core profile is held: causal attention over KV heads, or latents."""
-    spec, options, facts = context.place.spec, context.place.options, context.place.facts
-    query, cache = context.case.query(), context.case.cache_spec()
-    refused = spec.unsupported(query, options)
-    if refused is None and list(spec.layouts(cache, facts, options)):
-        return Measure()
-    for dtype in ("bfloat16", "float16", "float32"):
-        latent = replace(
-            query, content="latent", dtype=dtype, cache_dtype=dtype, num_heads=16, num_kv_heads=1,
-            head_dim=576, head_dim_v=512,
-        )  # fmt: skip
-        spec_of = KVCacheSpec(Latent(512, 64, dtype), Full())
-        if spec.unsupported(latent, options) is None and list(spec.layouts(spec_of, facts, options)):
-            return Measure()
-    raise CheckFailure(
-        "no core profile is held: causal attention over KV heads is refused by "
-        f"{refused or 'having no layout'}, and so are latents"
-    )
+    """At least one core profile is taken; whether it is held, the profile's own cases say."""
+    spec, options, case = context.place.spec, context.place.options, context.case
+    profiles = {
+        "causal attention over KV heads": [case],
+        "bidirectional attention": [replace(case, causal=False)],
+        "absorbed latents": [replace(case, dtype=name, **LATENT) for name in DTYPES if "float" in name],
+    }
+    refusals = []
+    for name, cases in profiles.items():
+        for one in cases:
+            refused: object = spec.unsupported(one.query(), options)
+            try:
+                if refused is None and layouts_of(one.cache_spec(), context.place):
+                    return Measure()
+            except Refused as by_name:
+                refused = by_name
+        refusals.append(f"{name}: {refused or 'no layout'}")
+    raise CheckFailure("no core profile is taken: " + "; ".join(refusals))
 
 
 def well_formed(answer: object, what: str) -> None:
@@ -284,8 +286,10 @@ def _offered(context: Context) -> Iterator[tuple[Content, list[LayoutOption]]]:
         contents += [KVHeads(2, 64, None, name, Quant(g)) for g in ("tensor", "head", "token_head")]
     contents.append(Latent(512, 64, "bfloat16"))
     for content in contents:
-        spec = KVCacheSpec(content, Full())
-        found = list(context.place.spec.layouts(spec, context.place.facts, context.place.options))
+        try:
+            found = layouts_of(KVCacheSpec(content, Full()), context.place)
+        except Refused:
+            continue  # a refusal by name is an answer
         if found:
             yield content, found
 

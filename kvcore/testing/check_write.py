@@ -58,10 +58,10 @@ def _read_back(
 ) -> None:
     if not rows:
         return
-    for name in ("k", "v"):
+    for name, given in values.items():
         found = scene.stored(layer, [slots[t] for t in rows], name)
         problem = quant_oracle.write_problem(
-            layer.content, name, values[name][rows], found, layer.scale(name)
+            layer.content, name, _heads(given[rows]), found, layer.scale(name)
         )
         if problem:
             raise CheckFailure(
@@ -69,11 +69,16 @@ def _read_back(
             )
 
 
+def _heads(values: Array) -> Array:
+    """[n, K, D]; a latent is one head."""
+    return values[:, None] if values.ndim == 2 else values
+
+
 def _where(scene: Scene, layer: SceneLayer, name: str, values: dict[str, Array], slots: list[int]) -> str:
     """The first token that is not as it should be, for unquantized fields."""
-    if layer.content.quant is not None:
+    if layer.quantized:
         return ""
-    want = quant_oracle.encode(layer.content, name, values[name], None)[name]
+    want = quant_oracle.encode(layer.content, name, _heads(values[name]), None)[name]
     got = scene.stored(layer, slots, name)[name]
     for t, slot in enumerate(slots):
         if not np.array_equal(want[t].double().numpy(), got[t].double().numpy()):

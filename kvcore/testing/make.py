@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from kvcore.testing.axes import sequences
+from kvcore.testing.axes import LATENT, sequences
 from kvcore.testing.cases import Base, Case
 
 
@@ -25,6 +25,11 @@ class Maker:
         settings = {"dtype": self.base.dtype, "head_dim": self.base.head_dim, "block_size": block} | changes
         # Data differ from case to case, and never from run to run.
         return Case(name, level, check, phase=phase, seed=zlib.crc32(name.encode()) % 10_000, **settings)
+
+    def latent(self, level: str, check: str, phase: str, **changes: Any) -> Case:
+        """A case over latents, with queries that are absorbed already."""
+        mine = {"dtype": self.base.latent_dtype, "block_size": self.base.latent_block_size}
+        return self.case(level, check, "content=latent", phase, **LATENT, **mine, **changes)
 
     def attend(self, what: str, phase: str, **changes: Any) -> Case:
         """A case of level 2."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import KVCoreError
+from kvcore.errors import BackendUnsupportedError, KVCoreError
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.groups import LayoutOffer
@@ -39,9 +39,25 @@ class Place:
         return "cuda" if on_gpu else "cpu"
 
 
+def layouts_of(spec: KVCacheSpec, place: Place) -> list[LayoutOption]:
+    """All layouts that the backend offers.
+
+    Raises:
+        Refused: It refuses by name what lies in the cache, on this device or with these options.
+    """
+    try:
+        return list(place.spec.layouts(spec, place.facts, place.options))
+    except BackendUnsupportedError as error:
+        raise Refused("layouts", f"{error.field}={error.got}", error.allowed or error.message) from error
+
+
 def layout_options(case: Case, spec: KVCacheSpec, place: Place) -> list[LayoutOption]:
-    """The backend's layouts that the case may use: all, or the block-first ones under `packed`."""
-    found = list(place.spec.layouts(spec, place.facts, place.options))
+    """The backend's layouts that the case may use: all, or the block-first ones under `packed`.
+
+    Raises:
+        Refused: As `layouts_of`.
+    """
+    found = layouts_of(spec, place)
     if case.placement == "packed":
         found = [o for o in found if o.layout.order == "block_first"]
     return found

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvcore.memory.dtypes import torch_dtype
-from kvcore.spec.content import KVHeads
+from kvcore.spec.content import Content, KVHeads, Latent
 from kvcore.testing.oracle import Array
 
 Fields = dict[str, torch.Tensor]
@@ -41,18 +41,25 @@ def fp8_values(name: str) -> Array:
     return values
 
 
-def encode(content: KVHeads, name: str, values_nKD: Array, scale: Array | None) -> Fields:
-    """What the cache must hold for field `name` ("k" or "v"), in storage dtypes.
+def written(content: Content) -> tuple[str, ...]:
+    """The fields that a write is given; fields of scales follow from them."""
+    return ("latent",) if isinstance(content, Latent) else ("k", "v")
+
+
+def encode(content: KVHeads | Latent, name: str, values_nKD: Array, scale: Array | None) -> Fields:
+    """What the cache must hold for field `name` ("k", "v" or "latent"), in storage dtypes.
 
     Args:
         content: dtype and granularity.
         name: Field.
-        values_nKD: Values [n, K, D].
+        values_nKD: Values [n, K, D]; a latent is one head.
         scale: The layer's constant scale, [] or [K], for tensor and head granularity.
 
     Returns:
         The field, and its scale field where the page has one.
     """
+    if isinstance(content, Latent):
+        return {name: torch.from_numpy(values_nKD[:, 0]).to(torch_dtype(content.dtype))}
     if content.quant is None:
         return {name: torch.from_numpy(values_nKD).to(torch_dtype(content.dtype))}
     if content.quant.granularity == "token_head":
@@ -71,9 +78,13 @@ def top(name: str) -> float:
     return float(values[np.isfinite(values)].max())
 
 
-def decode(content: KVHeads, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None) -> Array:
+def decode(
+    content: KVHeads | Latent, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None
+) -> Array:
     """The float64 values [n, K, D] that stored fields stand for."""
     stored = fields[name]
+    if isinstance(content, Latent):
+        return np.asarray(stored.double().numpy()[:, None])
     if content.quant is None:
         return np.asarray(stored.double().numpy())
     if content.dtype in _FP8:
@@ -86,8 +97,9 @@ def decode(content: KVHeads, name: str, fields: Mapping[str, torch.Tensor], scal
 
 
 def write_problem(
-    content: KVHeads, name: str, values_nKD: Array, fields: Mapping[str, torch.Tensor], scale: Array | None
-) -> str | None:
+    content: KVHeads | Latent, name: str, values_nKD: Array, fields: Mapping[str, torch.Tensor],
+    scale: Array | None,
+) -> str | None:  # fmt: skip
     """Why what a backend stored for `values_nKD` is not right, or None.
 
     Plain dtypes must agree bit for bit. Quantized ones must be as near as the format allows: a code may
@@ -95,7 +107,7 @@ def write_problem(
     multiplying by its inverse round differently.
     """
     want = encode(content, name, values_nKD, scale)
-    if content.quant is None:
+    if isinstance(content, Latent) or content.quant is None:
         return None if _same_bits(want[name], fields[name]) else f"field {name} is not what was written"
     step: Array
     if content.quant.granularity == "token_head":

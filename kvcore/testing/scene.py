@@ -23,7 +23,7 @@ from kvcore.memory.block_table import BlockTables
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.memory.views import field_tensors
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
-from kvcore.spec.content import KVHeads
+from kvcore.spec.content import KVHeads, Latent
 from kvcore.testing import quant_oracle
 from kvcore.testing.cases import Case
 from kvcore.testing.layout_bytes import PagedBytes
@@ -41,7 +41,8 @@ class SceneLayer:
         kv_group: Its KV group.
         spec: Its cache.
         q: [T, H, D] in the query's dtype.
-        k, v: Per sequence float64 [n, K, D], exact in the query's dtype.
+        k, v: Per sequence float64 [n, K, D], exact in the query's dtype; over latents, the latent as one
+            head, and its first elements.
     """
 
     layer: AttentionLayer
@@ -52,11 +53,16 @@ class SceneLayer:
     v: list[Array]
 
     @property
-    def content(self) -> KVHeads:
+    def content(self) -> KVHeads | Latent:
         """Its content."""
-        if not isinstance(self.spec.content, KVHeads):
-            raise TypeError("scenes hold caches of KV heads")
+        if not isinstance(self.spec.content, KVHeads | Latent):
+            raise TypeError("scenes hold caches of KV heads or latents")
         return self.spec.content
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its cache is."""
+        return isinstance(self.content, KVHeads) and self.content.quant is not None
 
     @property
     def query(self) -> AttentionQuery:
@@ -64,8 +70,8 @@ class SceneLayer:
         return self.layer.query
 
     def dense(self, name: str) -> list[Array]:
-        """Keys or values."""
-        return self.k if name == "k" else self.v
+        """What the field `name` stands for."""
+        return self.v if name == "v" else self.k
 
     def scale(self, name: str) -> Array | None:
         """The layer's constant scale of a field."""
@@ -134,15 +140,19 @@ class Scene:
         return found
 
     def fresh(self, layer: SceneLayer, *, fused: bool = False) -> dict[str, torch.Tensor]:
-        """The step's keys and values, [T, K, D]; `fused` makes them strided slices of one tensor."""
-        parts = []
-        for name in ("k", "v"):
+        """The step's keys and values [T, K, D], or latents [T, D].
+
+        With `fused` they are strided slices of one tensor.
+        """
+        parts, names = [], quant_oracle.written(layer.content)
+        for name in names:
             rows = [x[s.computed : s.length] for x, s in zip(layer.dense(name), self.case.seqs, strict=True)]
-            parts.append(torch.from_numpy(np.concatenate(rows)))
+            joined = torch.from_numpy(np.concatenate(rows))
+            parts.append(joined[:, 0] if name == "latent" else joined)
         tensors = [p.to(torch_dtype(layer.query.dtype)).to(self.place.device) for p in parts]
         if fused:
             tensors = list(self.fuse(tensors))
-        return dict(zip(("k", "v"), tensors, strict=True))
+        return dict(zip(names, tensors, strict=True))
 
     @staticmethod
     def fuse(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -193,10 +203,15 @@ class Scene:
 
     def _as_stored(self, layer: SceneLayer, name: str, s: int, count: int) -> Array:
         """Keys or values of a sequence: the first `count` as the cache holds them, the rest as given."""
+        if isinstance(layer.content, Latent):
+            return self._field_as_stored(layer, "latent", s, count)[:, :, : layer.dense(name)[s].shape[2]]
+        return self._field_as_stored(layer, name, s, count)
+
+    def _field_as_stored(self, layer: SceneLayer, name: str, s: int, count: int) -> Array:
         seq, dense, scale = self.case.seqs[s], layer.dense(name)[s], layer.scale(name)
         stored = quant_oracle.encode(layer.content, name, dense, scale)
         rounded = quant_oracle.decode(layer.content, name, stored, scale)
-        if layer.content.quant is not None and count == seq.length and not layer.layer.shared:
+        if layer.quantized and count == seq.length and not layer.layer.shared:
             held = self.stored(layer, self.slots[layer.kv_group][s][seq.computed :], name)
             rounded[seq.computed :] = quant_oracle.decode(layer.content, name, held, scale)
         return np.concatenate([rounded[:count], dense[count:]])
@@ -289,6 +304,8 @@ class Scene:
                 if seq.shared:
                     x[: seq.shared] = dense[name][-1][: seq.shared]
                 dense[name].append(x)
+        if case.stores == "latent":
+            dense["v"] = [x[:, :, : case.dim_v] for x in dense["k"]]
         slopes = [2.0 ** (-1 - 3 * h / case.num_heads) for h in range(case.num_heads)]
         layer = AttentionLayer(
             cache,
@@ -335,7 +352,7 @@ class Scene:
         slots = [self.slots[layer.kv_group][s][j] for j in tokens]
         if not tokens:
             return
-        for name in ("k", "v"):
+        for name in quant_oracle.written(layer.content):
             fields = quant_oracle.encode(layer.content, name, layer.dense(name)[s], layer.scale(name))
             for field, values in fields.items():
                 self.paged.write(layer.layer.cache_id, field, slots, values[tokens])

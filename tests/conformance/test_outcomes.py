@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from kvcore.attention.query import Unsupported
-from kvcore.errors import BackendUnavailableError, ConfigError, UnknownBackendError
+from kvcore.errors import (
+    BackendUnavailableError,
+    BackendUnsupportedError,
+    ConfigError,
+    UnknownBackendError,
+)
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing import all_cases, conform, run
@@ -55,6 +60,23 @@ def fails(spec, words, case="L2.attend.base.mixed"):
 
 def attend_of(backend, *args, **kwargs):
     return super(type(backend), backend).attend(*args, **kwargs)
+
+
+def test_layouts_may_refuse_by_name():
+    """What a device lacks is known where the layouts are asked: a refusal, not a failure."""
+
+    def layouts(cls, spec, facts, options):
+        if getattr(spec.content, "dtype", "") == "fp8_e4m3":
+            raise BackendUnsupportedError("no e4m3", field="cache_dtype", got="fp8_e4m3", allowed=["int8"])
+        return super(cls.refusing, cls).layouts(spec, facts, options)
+
+    spec = liar(declares={"layouts": classmethod(layouts)})
+    spec.refusing = spec
+    results = run(spec)
+    assert not [(r.case.id, r.reason) for r in results if r.outcome == "failed"]
+    refused = [r for r in results if r.outcome == "unsupported" and r.case.stored_dtype == "fp8_e4m3"]
+    assert {r.reason for r in refused} == {"layouts=cache_dtype=fp8_e4m3 (allowed: ['int8'])"}
+    assert "fp8_e4m3" not in {r.case.stored_dtype for r in results if r.outcome == "passed"}
 
 
 def test_torch_passes():

@@ -44,6 +44,14 @@ def capped(score, cap):
 
 
 @triton.jit
+def number(value, HALF_BYTES: tl.constexpr):
+    """A cached value as a number; e5m2 comes as bytes that are the upper halves of float16."""
+    if HALF_BYTES:
+        value = (value.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    return value
+
+
+@triton.jit
 def stored(value, like, UPCAST: tl.constexpr):
     """`value` in the output's type. The interpreter cuts bfloat16 off: there it is rounded by hand."""
     if UPCAST and like == tl.bfloat16:
@@ -74,11 +82,12 @@ def attend_tiles(
     block_size, group, heads, tiles_per_head,
     D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SCALES: tl.constexpr, GENERAL: tl.constexpr, UPCAST: tl.constexpr,
+    SCALES: tl.constexpr, HALF_BYTES: tl.constexpr, GENERAL: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one split of it.
 
     SCALES: 0 none, 1 a constant (for the tensor or each head), 2 a field (for each token and head).
+    HALF_BYTES: the cache is e5m2, loaded as bytes.
     GENERAL: soft-cap and ALiBi are looked at. D, DV are the dimensions, DP, DVP the powers of 2 above.
     """
     item, y = tl.program_id(0), tl.program_id(1)
@@ -123,7 +132,7 @@ def attend_tiles(
         block = tl.load(table_ptr + seq * table_row + local // block_size, mask=key_ok, other=0).to(tl.int64)
         offset = local % block_size
         k_at = k_ptr + (block * k_block + offset * k_token + kv_head * k_head)[None, :] + d[:, None]
-        k = tl.load(k_at, mask=key_ok[None, :] & (d < D)[:, None], other=0.0)
+        k = number(tl.load(k_at, mask=key_ok[None, :] & (d < D)[:, None], other=0.0), HALF_BYTES)
         score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * factor
         if SCALES == 2:
             k_scale_at = block * k_scale_block + offset * k_scale_token + kv_head * k_scale_head
@@ -143,7 +152,7 @@ def attend_tiles(
         total = total * shrink + tl.sum(p, 1)
         # Values that no row of the tile may see are not loaded, so that 0 never meets a NaN.
         v_at = v_ptr + (block * v_block + offset * v_token + kv_head * v_head)[:, None] + dv[None, :]
-        v = tl.load(v_at, mask=key_ok[:, None] & (dv < DV)[None, :], other=0.0)
+        v = number(tl.load(v_at, mask=key_ok[:, None] & (dv < DV)[None, :], other=0.0), HALF_BYTES)
         if SCALES == 2:
             v_scale_at = block * v_scale_block + offset * v_scale_token + kv_head * v_scale_head
             v_scale = tl.load(v_scale_ptr + v_scale_at, mask=key_ok, other=0.0)

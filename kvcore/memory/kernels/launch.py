@@ -37,7 +37,7 @@ class Launcher:
             kernel: A function under `triton.jit`.
             grid: Programs along each axis; nothing runs where one is 0.
             args: Every argument of the kernel by name, compile-time constants included.
-            options: ``num_warps`` and ``num_stages``.
+            options: How it is compiled: ``num_warps``, ``num_stages``, ``maxnreg``.
         """
         if 0 in grid:
             return

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from backends.triton.proof_set import pairs_of, proof_set, wanted_pairs
 from kvcore_triton.ahead import compiled
-from kvcore_triton.targets import TARGETS
+from kvcore_triton.targets import TARGETS, compile_options
 from kvcore_triton.variants import DIMS, DTYPES, PROVEN, Variant, every
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,6 +70,13 @@ def test_an_oversized_tile_fails():
     keys = Variant("attend", "sm_120", "float16", head_dim=256, head_dim_v=256)
     with pytest.raises(AssertionError, match="wants"):
         check(keys, compiled(keys, BLOCK_N=128, num_stages=4))
+
+
+def test_registers_are_limited_by_the_device_alone():
+    """65,536 registers a processor, 255 a thread (CUDA C++ Programming Guide, compute capabilities)."""
+    limits = {w: compile_options(TARGETS["sm_90"], w, 2)["maxnreg"] for w in (1, 4, 8, 16, 32)}
+    assert limits == {1: 255, 4: 255, 8: 255, 16: 128, 32: 64}
+    assert compile_options(TARGETS["gfx942"], 8, 2) == {"num_warps": 8, "num_stages": 2}
 
 
 def test_types_that_a_target_lacks_are_no_variants():

@@ -6,8 +6,11 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
 from kvcore_torch.quant import encode
 from kvcore_triton.backend import TritonBackend
+from kvcore_triton.kernels.attention import number
 from kvcore_triton.spec import TritonBackendSpec, TritonOptions
 from kvcore_triton.step import StepPlan
 from kvcore_triton.targets import TARGETS
@@ -30,6 +33,12 @@ from kvcore.spec.retention import Full, Window
 
 HEADS, DIM, TOKENS = 3, 40, 24
 FORMATS = [(d, g) for d in ("int8", "fp8_e4m3", "fp8_e5m2") for g in ("tensor", "head", "token_head")]
+
+
+@triton.jit
+def read_half_bytes(codes_ptr, out_ptr):
+    at = tl.arange(0, 256)
+    tl.store(out_ptr + at, number(tl.load(codes_ptr + at), True))
 
 
 def values(seed):
@@ -92,6 +101,15 @@ def test_written_bits_are_those_of_the_torch_encode(dtype, granularity, model):
         for field, want in encode(layer, name, fresh[name], torch_dtype(dtype)).items():
             got = at_slots(cache[field], slots, heads_first)
             assert torch.equal(got, want.view(torch.uint8) if want.itemsize == 1 else want), field
+
+
+def test_e5m2_bytes_as_numbers():
+    """All 256 codes, NaN and infinities too: the half that the attention kernel makes is torch's number."""
+    codes, numbers = torch.arange(256, dtype=torch.uint8), torch.empty(256, dtype=torch.float16)
+    Launcher(interpret=True)(read_half_bytes, (1,), {"codes_ptr": codes, "out_ptr": numbers})
+    want = codes.view(torch.float8_e5m2).to(torch.float16)
+    assert torch.equal(numbers.nan_to_num(7.0), want.nan_to_num(7.0))
+    assert torch.equal(numbers.isnan(), want.isnan())
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
