@@ -21,6 +21,8 @@ STRIDES = {
     "elements are the slow axis": (PAGE, SIZE * DIM, 1, SIZE),
 }
 
+EVEN = ("dense", "page of two fields")
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("strides", STRIDES)
@@ -45,6 +47,8 @@ def test_any_strides(strides, head_first, dtype):
                 want[head, token - 1, d] = raw[at].double()
     assert torch.equal(got, want)
     assert got.stride(-1) == 1
+    # One pass over the bytes wherever the rows of all heads are evenly spaced.
+    assert bool(sequence._rows) == (head_first and strides in EVEN)
 
 
 def test_rows_are_kept_for_each_pitch():

@@ -27,7 +27,7 @@ SURVIVORS = HERE / "survivors.toml"
 LEAST = 0.9
 # Write and attend; what a declaration says is judged by level 0 and by tests of its own.
 MODULES = ("attention.py", "backend.py", "gather.py", "quant.py", "step.py")
-TESTS = ("conftest.py", "test_torch_attention.py", "test_torch_gather.py")
+TESTS = ("conftest.py", "test_torch_attention.py", "test_torch_gather.py", "test_torch_work.py")
 CONFIG = """
 [tool.mutmut]
 source_paths = ["src"]

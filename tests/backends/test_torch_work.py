@@ -1,0 +1,92 @@
+"""What the torch backend does once, or not at all: work that no result shows."""
+
+import kvcore_torch.attention as attention
+import kvcore_torch.backend as backend
+import kvcore_torch.step as step
+import pytest
+import torch
+from kvcore_torch.step import Tile
+
+STEP = {"lengths": (30, 17), "scheduled": (20, 1), "first_blocks": (0, 0)}
+
+
+def spied(monkeypatch, module, name):
+    """The calls of a function that goes on doing its work."""
+    calls, real = [], getattr(module, name)
+
+    def spy(*args, **kwargs):
+        calls.append((args, kwargs))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, spy)
+    return calls
+
+
+def tile(queries=3, keys=5):
+    position = torch.arange(queries)
+    return Tile(slice(0, queries), slice(0, keys), position, position, position + 2, 0, True, None)
+
+
+def test_masks_are_kept_for_the_other_layers(monkeypatch):
+    small = tile()
+    monkeypatch.setattr(step, "KEPT_MASK", 15)
+    assert small.hidden_tn() is small.hidden_tn()
+    assert small.hidden_tn().tolist() == [
+        [False, False, True, True, True],
+        [True, False, False, True, True],
+        [True, True, False, False, True],
+    ]
+    large = tile(keys=6)
+    assert large.hidden_tn() is not large.hidden_tn()
+
+
+@pytest.mark.parametrize(
+    ("bad", "query", "calls"),
+    [
+        (False, {}, 0),
+        (True, {}, 1),
+        # Nobody is to be kept from a value that everybody sees.
+        (True, {"causal": False}, 0),
+    ],
+    ids=["finite", "not finite", "nothing hidden"],
+)
+def test_values_that_are_not_finite_cost_only_where_they_are(scene, monkeypatch, bad, query, calls):
+    found = spied(monkeypatch, attention, "_contaminated")
+    s = scene(query, **STEP)
+    if bad:
+        s.v[0][17] = torch.nan
+    s.run()
+    assert len(found) == calls
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype", "wide"),
+    [
+        ("float32", "float32", torch.float32), ("bfloat16", "float16", torch.float32),
+        ("float64", "float32", torch.float64), ("float32", "float64", torch.float64),
+    ],
+)  # fmt: skip
+def test_sums_are_as_wide_as_promised(scene, monkeypatch, dtype, cache_dtype, wide):
+    found = spied(monkeypatch, backend, "attend_tile")
+    scene({"dtype": dtype, "cache_dtype": cache_dtype}, **STEP).run()
+    assert {keys.dtype for (_, _, keys, *_), _ in found} == {wide}
+
+
+class Keeping(backend.TorchBackend):
+    """Keeps the metadata of its last step."""
+
+    def prepare(self, batch, group):
+        self.kept = super().prepare(batch, group)
+        return self.kept
+
+
+def test_rows_are_picked_only_where_some_are_padding(scene):
+    keeping = Keeping("cpu")
+    scene({}, **STEP).run(keeping)
+    assert keeping.kept.write_rows is None
+    padded = scene({}, **STEP)
+    batch = padded.batch()
+    batch.groups[0].slot_mapping_T[:3] = -1
+    padded.batch = lambda: batch
+    padded.run(keeping)
+    assert keeping.kept.write_rows.tolist() == list(range(3, 21))
