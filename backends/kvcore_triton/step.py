@@ -122,7 +122,7 @@ def sizes_of(
     """The table's tile, with what the options override."""
     found = tile(
         target, few=short, rows=rows, head_dim=query.head_dim, head_dim_v=query.head_dim_v,
-        wide=query.dtype == "float32",
+        wide=query.dtype == "float32", quantized=query.quant is not None,
     )  # fmt: skip
     return Tile(
         options.block_m or found.block_m,

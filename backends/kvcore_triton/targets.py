@@ -129,7 +129,9 @@ def power_of_2(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int, wide: bool) -> Tile:
+def tile(
+    target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int, wide: bool, quantized: bool
+) -> Tile:
     """The tile sizes for one launch.
 
     Args:
@@ -139,6 +141,7 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
         head_dim: Of keys.
         head_dim_v: Of values.
         wide: Queries are float32, which multiplies without tensor cores.
+        quantized: Codes and numbers of the same keys are in registers at once.
     """
     if target.name == "interpreter":
         return Tile(16, 32, 1, 1)
@@ -153,4 +156,6 @@ def tile(target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int
     block_m = min(power_of_2(rows), 64) if few else 64
     if block_m == 64 and large:
         return Tile(64, 64, 4, 2)
-    return Tile(block_m, 32 if block_m == 64 and dim > 64 else 64, 4 if block_m == 16 else 8, 2)
+    if block_m == 16:
+        return Tile(16, 32 if quantized and dim > 64 else 64, 4, 2)
+    return Tile(block_m, 32 if block_m == 64 and dim > 64 else 64, 8, 2)

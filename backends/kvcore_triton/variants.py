@@ -65,6 +65,7 @@ class Variant:
         return tile(
             TARGETS[self.target], few=self.phase != "prefill", rows=ROWS[self.phase],
             head_dim=self.head_dim, head_dim_v=self.head_dim_v, wide=self.dtype == "float32",
+            quantized=self.stored != "same",
         )  # fmt: skip
 
     def possible(self) -> bool:

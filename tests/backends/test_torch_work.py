@@ -1,11 +1,15 @@
 """What the torch backend does once, or not at all: work that no result shows."""
 
+from dataclasses import replace
+
 import kvcore_torch.attention as attention
 import kvcore_torch.backend as backend
 import kvcore_torch.step as step
 import pytest
 import torch
 from kvcore_torch.step import Tile
+
+from kvcore.attention.backend import AttentionGroup
 
 STEP = {"lengths": (30, 17), "scheduled": (20, 1), "first_blocks": (0, 0)}
 
@@ -90,3 +94,24 @@ def test_rows_are_picked_only_where_some_are_padding(scene):
     padded.batch = lambda: batch
     padded.run(keeping)
     assert keeping.kept.write_rows.tolist() == list(range(3, 21))
+
+
+META = torch.device("meta")
+
+
+def devices(tile):
+    tensors = (tile.positions_t, tile.first_t, tile.end_t, tile.empty_t, tile.hidden_tn(), tile.distance_tn())
+    return {t.device for t in tensors if t is not None}
+
+
+def test_index_work_lies_on_the_device_of_the_step(scene):
+    """The meta device stands for one that is not here: nothing may be left on the host, or be fetched."""
+    s = scene({"window": 5}, **STEP)
+    group = AttentionGroup(0, s.query, (s.layer,), s.config.kv_cache_groups[0].layout)
+    made = step.plan_step(s.batch(), group, META, head_first=True)
+    for sequence in made.sequences:
+        assert sequence.blocks.device == sequence.head_rows(4, 2).device == META
+        assert all(devices(t) == {META} for t in sequence.tiles)
+    rowless = replace(tile(), empty_t=torch.tensor([True, False, False]))
+    assert devices(step._on_device(rowless, META)) == {META}
+    assert step._on_device(rowless, torch.device("cpu")) is rowless
