@@ -68,10 +68,11 @@ def sweeps(base: Base) -> dict[str, Sweep]:
             f"{a}x{b}": ({"head_dim": a, "head_dim_v": b}, ("decode", "mixed"))
             for a, b in ((2 * d, d), (d, 2 * d), (192, 128))
         },
-        # Three blocks in one are no power of two.
+        # 3P is no power of two. The largest for decode alone: a prefill of several takes an interpreter long.
         "block_size": {
-            name: ({"block_size": n}, ("mixed", "decode"))
-            for name, n in (("4", 4), ("16", 16), ("32", 32), ("64", 64), ("3P", 3 * p)) if n != p
+            name: ({"block_size": n}, ("decode",) if n == 128 else ("mixed", "decode"))
+            for name, n in (("4", 4), ("16", 16), ("32", 32), ("64", 64), ("128", 128), ("3P", 3 * p))
+            if n != p
         },
         "kernel_ratio": {str(r): ({"kernel_ratio": r}, ("decode", "mixed", "prefix_hit")) for r in (2, 4)},
         "chunk": chunks,

@@ -79,6 +79,15 @@ def test_registers_are_limited_by_the_device_alone():
     assert compile_options(TARGETS["gfx942"], 8, 2) == {"num_warps": 8, "num_stages": 2}
 
 
+def test_a_launch_takes_the_options():
+    """A launch refuses names that its compiler does not know."""
+    from triton.backends.amd.compiler import HIPOptions
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    assert set(compile_options(TARGETS["sm_90"])) <= set(CUDAOptions.__dataclass_fields__)
+    assert set(compile_options(TARGETS["gfx942"])) <= set(HIPOptions.__dataclass_fields__)
+
+
 def test_types_that_a_target_lacks_are_no_variants():
     names = {v.name for v in every()}
     assert not any(n.startswith("sm_80") and "fp8_e4m3" in n for n in names)
