@@ -38,7 +38,7 @@ def attend_tile(
             lse_tH.fill_(-torch.inf)
         return
     scores_KGtn = _scores(layer, query_tHD, keys_KnD, tile)
-    probs_KGtn, lse_KGt = _softmax(layer, scores_KGtn, tile, want_lse=lse_tH is not None)
+    probs_KGtn, lse_KGt1 = _softmax(layer, scores_KGtn, want_lse=lse_tH is not None)
     groups = keys_KnD.shape[0]
     weights = probs_KGtn.view(groups, -1, tile.num_keys)
     if tile.masked and not finite_values:
@@ -49,8 +49,8 @@ def attend_tile(
     if tile.empty_t is not None:
         result_tHD = result_tHD.masked_fill(tile.empty_t[:, None, None], 0)
     out_tHD.copy_(result_tHD)
-    if lse_tH is not None and lse_KGt is not None:
-        found_tH = lse_KGt.view(heads, count).transpose(0, 1)
+    if lse_tH is not None and lse_KGt1 is not None:
+        found_tH = lse_KGt1.view(heads, count).transpose(0, 1)
         if tile.empty_t is not None:
             found_tH = found_tH.masked_fill(tile.empty_t[:, None], -torch.inf)
         lse_tH.copy_(found_tH)
@@ -77,9 +77,12 @@ def _scores(
 
 
 def _softmax(
-    layer: AttentionLayer, scores: torch.Tensor, tile: Tile, *, want_lse: bool
+    layer: AttentionLayer, scores: torch.Tensor, *, want_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Probabilities [K, G, t, n] and, where wanted or at hand, the log-sum-exp [K, G, t]."""
+    """Probabilities [K, G, t, n] and, where wanted or at hand, the log-sum-exp [K, G, t, 1].
+
+    Rows without any key become NaN here, and are overwritten by the caller.
+    """
     if layer.sinks is None and not want_lse:
         return torch.softmax(scores, -1), None
     peak = scores.amax(-1, keepdim=True)
@@ -87,14 +90,11 @@ def _softmax(
     if layer.sinks is not None:
         sink = layer.sinks.to(scores.dtype).view(scores.shape[0], -1, 1, 1)
         peak = torch.maximum(peak, sink)
-    # A row without any key has the peak -inf, and -inf - -inf is NaN.
-    peak = peak.masked_fill(peak == -torch.inf, 0)
     weights = scores.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True)
     if sink is not None:
         total = total + (sink - peak).exp_()
-    lse = (peak + total.log()).squeeze(-1)
-    return weights.div_(total), lse
+    return weights.div_(total), peak + total.log()
 
 
 def _contaminated(weights_KrN: torch.Tensor, values_KnD: torch.Tensor, tile: Tile) -> torch.Tensor:

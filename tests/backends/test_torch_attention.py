@@ -73,6 +73,24 @@ def test_dtypes(scene, dtype, cache_dtype):
     close(lse, want_lse, 2e-6)
 
 
+def test_float64_is_float64_throughout(scene):
+    """Slopes and sinks are float32 numbers; what is made of them is not rounded again."""
+    s = scene({"dtype": "float64", "cache_dtype": "float64", "alibi": True, "sinks": True, "lse": True})
+    (out, lse), (want, want_lse) = s.run(), s.expected()
+    close(out, want, 1e-12)
+    close(lse, want_lse, 2e-6)
+
+
+@pytest.mark.parametrize("lse", [True, False])
+def test_large_scores_do_not_overflow(scene, lse):
+    """Scores of some thousands: exp of them is no number."""
+    s = scene({"scale": 2000.0, "sinks": True, "lse": lse})
+    (out, found), (want, want_lse) = s.run(), s.expected()
+    close(out, want, 1e-3)
+    if lse:
+        close(found, want_lse, 1e-5)
+
+
 @pytest.mark.parametrize(
     "feature", ["softcap", "alibi", "sinks", "scale", "window", "chunk", "bidirectional"]
 )
