@@ -23,9 +23,12 @@ def execute(job: Job) -> Result:
         built = build(job.composed, job.registry, purpose="run", progress=display.fraction)
         display.stage("importing torch and transformers")
         from kvcore.engine.llm import LLM  # late: loads torch
+        from kvcore.models.tokenizer import Tokenizer
 
         job.registry.configure(job.composed.config.plugins)
-        llm = LLM(built.settings, job.registry, display.stage)
+        # Before the weights: a folder without a tokenizer is told at once.
+        tokenizer = Tokenizer.load(built.settings.model_path) if built.settings.model_path else None
+        llm = LLM(built.settings, job.registry, display.stage, tokenizer)
         ready = time.perf_counter()
         outputs = llm.generate(prompts, built.sampling, chat=built.chat, on_progress=display.samples)
     plan = llm.plan.as_dict()

@@ -66,16 +66,22 @@ class LLM:
         settings: What to build, see `EngineSettings`; `kvcore.LLM` makes them from overrides.
         registry: Installed plugins.
         progress: Called with a line of text before each long piece of work.
+        tokenizer: The model's tokenizer, where it is loaded already.
     """
 
     def __init__(
-        self, settings: EngineSettings, registry: Registry, progress: Progress | None = None
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        progress: Progress | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         if settings.model_path is None:
             raise ConfigError("a model directory is needed to run", field="model.path", got=None)
         self._kept: dict[str, dict[int, torch.Tensor]] = {}
         self._requests = 0
         self._path = settings.model_path
+        self._tokenizer = tokenizer
         self.core = EngineCore(
             settings,
             registry,
@@ -87,7 +93,7 @@ class LLM:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; loaded when text is first needed, since scoring needs none."""
-        return Tokenizer.load(self._path)
+        return self._tokenizer or Tokenizer.load(self._path)
 
     @property
     def plan(self) -> Plan:

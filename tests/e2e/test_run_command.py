@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from models.tiny import tiny_model
 
 from kvcore.cli import main
 
@@ -127,3 +128,14 @@ def test_truncated_weights_are_a_typed_error(smollm2, call, tmp_path):
     assert (status, error["type"], error["field"]) == (2, "ModelError", "model.path")
     assert "truncated" in error["message"]
     assert "Traceback" not in err
+
+
+def test_a_folder_without_a_tokenizer_is_told_before_its_weights_are_read(call, tmp_path_factory, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_model("llama", tmp_path_factory.getbasetemp()), bare)
+    next(bare.glob("*.safetensors")).write_bytes(b"not weights")
+    status, out, err = call("run", *SMALL, f"model.path={bare}", "--prompt", "x")
+    error = json.loads(out)["error"]
+    assert (status, error["type"]) == (2, "ModelError")
+    assert "tokenizer" in error["message"]
+    assert "weights" not in err
