@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcore.attention.spec import DeviceFacts
+from kvcore.errors import RequestError
 from kvcore.models.facts import CacheChoice, ModelFacts
 from kvcore.registry.choice import BackendChoice
 
@@ -86,3 +87,29 @@ class SamplingParams:
     n: int = 1
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        """Types; whether the values can be served, the engine says.
+
+        Raises:
+            RequestError: A value has another type.
+        """
+        for name, kinds, allowed in _SAMPLING_TYPES:
+            value = getattr(self, name)
+            # True is a number to Python, and to nobody who samples.
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise RequestError(
+                    f"sampling.{name} is {type(value).__name__}",
+                    field=f"sampling.{name}", got=value, allowed=allowed,
+                )  # fmt: skip
+
+
+_SAMPLING_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("max_tokens", (int,), "a whole number"),
+    ("temperature", (int, float), "a number"),
+    ("top_p", (int, float), "a number"),
+    ("top_k", (int,), "a whole number"),
+    ("seed", (int,), "a whole number"),
+    ("n", (int,), "a whole number"),
+    ("ignore_eos", (bool,), "true or false"),
+)
