@@ -10,6 +10,8 @@ import torch
 from kvcore_torch.step import Tile
 
 from kvcore.attention.backend import AttentionGroup
+from kvcore.errors import BackendUnsupportedError
+from kvcore.spec.layout import Axis, LayoutField, PageLayout, SizedLayout
 
 STEP = {"lengths": (30, 17), "scheduled": (20, 1), "first_blocks": (0, 0)}
 
@@ -115,3 +117,51 @@ def test_index_work_lies_on_the_device_of_the_step(scene):
     rowless = replace(tile(), empty_t=torch.tensor([True, False, False]))
     assert devices(step._on_device(rowless, META)) == {META}
     assert step._on_device(rowless, torch.device("cpu")) is rowless
+
+
+def test_rows_beyond_the_tokens_of_the_step_are_not_written(scene):
+    """A padded step's tensors have more rows than tokens."""
+    s = scene({}, **STEP)
+    made, batch = backend.TorchBackend("cpu"), s.batch()
+    group = AttentionGroup(0, s.query, (s.layer,), s.config.kv_cache_groups[0].layout)
+    fresh = {
+        name: torch.cat([x[n - c :] for x, n, c in zip(rows, s.lengths, s.scheduled, strict=True)])
+        for name, rows in (("k", s.k), ("v", s.v))
+    }
+    padded = {name: torch.cat([t, torch.full_like(t[:3], 7.0)]) for name, t in fresh.items()}
+    made.write(s.layer, padded, s.cache, batch, made.prepare(batch, group))
+    assert all(torch.equal(s.slot("k", 0, j), s.k[0][j]) for j in range(10, 30))
+    assert torch.equal(s.slot("v", 1, 16), s.v[1][16])
+
+
+ORDERS = {
+    "head_first": ("head", "token", "dim"),
+    "token_first": ("token", "head", "dim"),
+    "other": ("dim", "token"),
+}
+
+
+@pytest.mark.parametrize(
+    ("k", "v"), [("head_first", "token_first"), ("other", "head_first"), ("head_first", "other")]
+)
+def test_layouts_that_it_cannot_read_are_refused(k, v):
+    fields = tuple(
+        LayoutField(
+            name, tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order]), "float32"
+        )
+        for name, order in (("k", k), ("v", v), ("k_scale", "other"))
+    )
+    with pytest.raises(BackendUnsupportedError, match="cannot read this layout") as error:
+        backend._head_first(SizedLayout(PageLayout("mixed", fields), 8))
+    assert (error.value.field, error.value.got) == ("layout", "mixed")
+    assert "(head, token, dim)" in error.value.allowed
+
+
+@pytest.mark.parametrize("order", ["head_first", "token_first"])
+def test_fields_of_scales_do_not_say_how_keys_lie(order):
+    axes = tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order])
+    fields = (
+        LayoutField("k", axes, "int8"), LayoutField("v", axes, "int8"),
+        LayoutField("k_scale", axes[:2], "float32"), LayoutField("v_scale", axes[:2], "float32"),
+    )  # fmt: skip
+    assert backend._head_first(SizedLayout(PageLayout("quantized", fields), 8)) == (order == "head_first")
