@@ -5,6 +5,7 @@ from dataclasses import replace
 import kvcore_torch.attention as attention
 import kvcore_torch.backend as backend
 import kvcore_torch.step as step
+import numpy as np
 import pytest
 import torch
 from kvcore_torch.step import Tile
@@ -165,3 +166,39 @@ def test_fields_of_scales_do_not_say_how_keys_lie(order):
         LayoutField("k_scale", axes[:2], "float32"), LayoutField("v_scale", axes[:2], "float32"),
     )  # fmt: skip
     assert backend._head_first(SizedLayout(PageLayout("quantized", fields), 8)) == (order == "head_first")
+
+
+def test_spans_hold_what_some_query_sees_and_no_more(scene):
+    keeping = Keeping("cpu")
+    settings = {"lengths": (61, 30, 17), "scheduled": (1, 1, 3), "first_blocks": (0, 0, 0)}
+    scene({"window": 5}, **settings).run(keeping)
+    # Blocks of 8: position 60 sees 56 to 60, position 29 sees 25 to 29, positions 14 to 16 see 10 to 16.
+    spans = [(len(s.blocks), s.span.start, s.span.stop) for s in keeping.kept.sequences]
+    assert spans == [(1, 0, 5), (1, 1, 6), (2, 2, 9)]
+    assert keeping.kept.write_blocks.shape == keeping.kept.write_offsets.shape == (5,)
+
+
+def test_queries_that_see_nothing_widen_no_span():
+    first, last = np.array([5, 8, 9, 3]), np.array([5, 10, 11, 3])
+    assert step._union(first, last) == (8, 11)
+    assert step._union(np.array([4, 6]), np.array([4, 6])) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "window", "rows"),
+    [
+        (2 * 50 * 7, 50, [7] * 14 + [2]),  # 7 queries of 2 heads that see 50 keys each
+        (2 * 1 * 30, 1, [30, 30, 30, 10]),
+        (1, 50, [1] * 100),
+        (1 << 30, 50, [64, 36]),
+    ],
+)
+def test_tiles_are_cut_by_their_scores(monkeypatch, scores, window, rows):
+    monkeypatch.setattr(step, "TILE_SCORES", scores)
+    position = np.arange(100, 200)
+    first, last = position - window + 1, position + 1
+    tiles = list(step._tiles(2, 10, position, first, last, int(first[0])))
+    assert [t.rows.stop - t.rows.start for t in tiles] == rows
+    assert (tiles[0].rows.start, tiles[-1].rows.stop) == (10, 110)
+    assert all(t.num_keys == t.rows.stop - t.rows.start + window - 1 for t in tiles)
+    assert all(t.empty_t is None for t in tiles)
