@@ -107,5 +107,7 @@ def level_5(m: Maker) -> Iterator[Case]:
     for phase in ("mixed", "decode"):
         yield m.case("L5", "deterministic", "repeat", phase)
         yield m.case("L5", "batch_invariant", "alone", phase)
+    yield m.case("L5", "deterministic", "repeat.lse", "decode", lse=True)
+    yield m.case("L5", "batch_invariant", "alone.lse", "decode", lse=True)
     yield m.case("L5", "deterministic", "repeat.sinks", "mixed", sinks=True, tier="full")
     yield m.case("L5", "batch_invariant", "alone.window", "mixed", window=m.base.block_size, tier="full")

@@ -43,6 +43,8 @@ class SceneLayer:
         q: [T, H, D] in the query's dtype.
         k, v: Per sequence float64 [n, K, D], exact in the query's dtype; over latents, the latent as one
             head, and its first elements.
+        own: What the oracle needs of the layer, taken before a backend sees its tensors.
+        scales: Constant scales by field, float64, taken likewise.
     """
 
     layer: AttentionLayer
@@ -51,6 +53,8 @@ class SceneLayer:
     q: torch.Tensor
     k: list[Array]
     v: list[Array]
+    own: Rules
+    scales: dict[str, Array | None]
 
     @property
     def content(self) -> KVHeads | Latent:
@@ -75,17 +79,11 @@ class SceneLayer:
 
     def scale(self, name: str) -> Array | None:
         """The layer's constant scale of a field."""
-        found = self.layer.k_scale if name == "k" else self.layer.v_scale
-        return None if found is None else found.double().cpu().numpy()
+        return self.scales.get(name)
 
     def rules(self) -> Rules:
         """What the oracle needs."""
-        q, mask = self.query, self.query.mask
-        slopes, sinks = (
-            None if t is None else t.double().cpu().numpy()
-            for t in (self.layer.alibi_slopes, self.layer.sinks)
-        )
-        return Rules(q.softmax_scale, mask.causal, mask.window, mask.chunk, q.softcap, slopes, sinks)
+        return self.own
 
 
 class Scene:
@@ -306,17 +304,24 @@ class Scene:
                 dense[name].append(x)
         if case.stores == "latent":
             dense["v"] = [x[:, :, : case.dim_v] for x in dense["k"]]
-        slopes = [2.0 ** (-1 - 3 * h / case.num_heads) for h in range(case.num_heads)]
+        slope_H = [2.0 ** (-1 - 3 * h / case.num_heads) for h in range(case.num_heads)]
         layer = AttentionLayer(
             cache,
             case.query(),
-            alibi_slopes=self._own(slopes) if case.alibi else None,
+            alibi_slopes=self._own(slope_H) if case.alibi else None,
             sinks=self._own(1 + rng.standard_normal(case.num_heads)) if case.sinks else None,
             k_scale=self._constant_scale(case, case.k_scale),
             v_scale=self._constant_scale(case, case.v_scale),
             shared=case.variant == "shared",
         )
-        return SceneLayer(layer, kv_group, spec, q.to(self.place.device), dense["k"], dense["v"])
+        query, mask = layer.query, layer.query.mask
+        slopes, sinks, k_scale, v_scale = (
+            None if t is None else t.double().cpu().numpy().copy()
+            for t in (layer.alibi_slopes, layer.sinks, layer.k_scale, layer.v_scale)
+        )
+        own = Rules(query.softmax_scale, mask.causal, mask.window, mask.chunk, query.softcap, slopes, sinks)
+        q, scales = q.to(self.place.device), {"k": k_scale, "v": v_scale}
+        return SceneLayer(layer, kv_group, spec, q, dense["k"], dense["v"], own, scales)
 
     def _own(self, values: Any) -> torch.Tensor:
         return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.place.device)
