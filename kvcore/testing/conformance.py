@@ -42,7 +42,7 @@ class BackendConformance:
 
     def test_conformance(self, kvcore_case: Case) -> None:
         """The case passes; what is unsupported or cannot run here is skipped with the reason."""
-        settle(run_one(self.spec, kvcore_case, self.options), self.spec)
+        settle(run_one(self.spec, kvcore_case, self.options), self.spec, self.options)
 
 
 def cases_for(
@@ -61,12 +61,16 @@ def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> C
     return run(spec, [case], options=options)[0]
 
 
-def settle(result: CellResult, spec: object = None) -> None:
-    """A result as pytest's outcome; `spec` for a backend that is not installed under its name."""
+def settle(result: CellResult, spec: type[BackendSpec] | str | None = None, options: Any = None) -> None:
+    """A result as pytest's outcome, for a backend that `spec` declares or that is installed under its name.
+
+    A failure shows the reproducer of `kvcore conform`, of the case as it is: to make it smaller is to run
+    it many times, and here every case that fails would pay for that.
+    """
     if result.outcome == "failed":
         from kvcore.testing.reproducer import source
 
-        again = f"\n\n{source(result, None, spec)}" if result.case.seqs else ""
-        pytest.fail(f"{result.backend}: {result.reason}{again}", pytrace=False)
+        again = source(result, spec=spec, options=options)
+        pytest.fail(f"{result.backend}: {result.reason}\n\n{again}", pytrace=False)
     if result.outcome != "passed":
         pytest.skip(f"{result.outcome}: {result.reason}")

@@ -205,16 +205,17 @@ def _something_ran(done: Conformance, where: Mapping[str, str]) -> None:
 def _reproduce(
     done: Conformance, registry: Registry, options: Mapping[str, Any], facts: DeviceFacts | None
 ) -> None:
-    failed = [r for r in done.failed if r.case.seqs]
-    if not failed:
+    if not done.failed:
         return
-    worst = reproducer.smallest(failed)
+    worst = reproducer.smallest(done.failed)
+    spec, mine = registry.backends.get(worst.backend), options.get(worst.backend)
 
     def fails(case: Case) -> bool:
-        again = run(registry.backend(worst.backend), [case], options=options.get(worst.backend), facts=facts)
+        again = run(spec or worst.backend, [case], options=mine, facts=facts)
         return any(r.outcome == "failed" for r in again)
 
-    done.reproducer = reproducer.source(worst, reproducer.shrink(worst.case, fails))
+    smaller = reproducer.shrink(worst.case, fails)
+    done.reproducer = reproducer.source(worst, smaller, spec=spec, options=mine, facts=facts)
 
 
 def _cell(feature: str, value: str, backend: str, results: Sequence[CellResult]) -> MatrixCell:
