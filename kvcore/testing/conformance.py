@@ -56,9 +56,10 @@ def cases_for(
 
 def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> CellResult:
     """The result of one case."""
-    from kvcore.testing.runner import run
+    from kvcore.testing.runner import CONTRACT, run
 
-    return run(spec, [case], options=options)[0]
+    # A backend that cannot be asked for its cases has this one, and asking is what fails.
+    return run(spec, None if case is CONTRACT else [case], options=options)[0]
 
 
 def settle(result: CellResult, spec: type[BackendSpec] | str | None = None, options: Any = None) -> None:

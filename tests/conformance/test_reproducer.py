@@ -14,7 +14,7 @@ from kvcore.attention.spec import DeviceFacts
 from kvcore.registry.registry import Registry
 from kvcore.testing import Case, CellResult, Seq, conform, run
 from kvcore.testing.as_source import Source
-from kvcore.testing.conformance import run_one, settle
+from kvcore.testing.conformance import cases_for, run_one, settle
 from kvcore.testing.reproducer import source
 
 # Right as it comes; wrong under either option. The others are wrong in their declarations.
@@ -69,6 +69,12 @@ class Raises(Liar):
     @classmethod
     def unavailable(cls, options):
         raise KeyError("no such library")
+
+class Broken(Liar):
+    name = "broken"
+    @classmethod
+    def unsupported(cls, query, options):
+        raise KeyError("no such fact")
 """
 WHERE = {"phase": "decode", "sinks": "true"}
 
@@ -174,6 +180,16 @@ def test_pytest_prints_the_same(liars):
     assert said.endswith(source(result, spec=liars.Liar, options=options))
     # The command's is the same but for the case, which it has made smaller.
     assert said.partition("for result in")[2] == done.reproducer.partition("for result in")[2]
+
+
+@pytest.mark.parametrize("name", ["Raises", "Broken"])
+def test_pytest_fails_what_cannot_be_asked(liars, name):
+    spec = getattr(liars, name)
+    (case,) = cases_for(spec, "quick")
+    result = run_one(spec, case)
+    assert result.outcome == "failed"
+    with pytest.raises(pytest.fail.Exception, match=f"run\\({name}, stop_at_first=True\\)"):
+        settle(result, spec)
 
 
 class Colour(Enum):
