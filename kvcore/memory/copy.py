@@ -15,6 +15,7 @@ import torch
 from kvcore.errors import IntegrityError, LayoutError
 from kvcore.memory.arena import Arena
 from kvcore.memory.kernels import block_copy
+from kvcore.memory.staging import uploaded
 from kvcore.memory.views import strided_view
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
@@ -81,8 +82,7 @@ def copy_between(
     check_blocks(writer, targets)
     if len(set(targets)) < len(targets):
         raise IntegrityError("a block is copied to twice in one step", field="pairs", got=targets)
-    from_n = torch.tensor([a for a, _ in pairs], device=source.device)
-    to_n = torch.tensor(targets, device=target.device)
+    from_n, to_n = uploaded([a for a, _ in pairs], source.device), uploaded(targets, target.device)
     outs = block_views(source, source_config, group)
     ins = block_views(target, target_config, group)
     overlap = source is target and not set(targets).isdisjoint(a for a, _ in pairs)
@@ -99,7 +99,7 @@ def zero_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Sequenc
     if not blocks:
         return
     check_blocks(config.kv_cache_groups[group], blocks)
-    ids = torch.tensor(list(blocks), device=arena.device)
+    ids = uploaded(blocks, arena.device)
     for view in block_views(arena, config, group):
         block_copy.zero_blocks(view, ids)
 

@@ -8,6 +8,7 @@ import torch
 
 from kvcore.memory.arena import Arena
 from kvcore.memory.copy import check_blocks
+from kvcore.memory.staging import uploaded
 from kvcore.memory.views import field_tensors
 from kvcore.plan.config import KVCacheConfig
 
@@ -50,7 +51,7 @@ def poison_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Seque
     spec = config.kv_cache_groups[group]
     check_blocks(spec, blocks)
     kernel = [b * spec.ratio + j for b in blocks for j in range(spec.ratio)]
-    ids = torch.tensor(kernel, device=arena.device)
+    ids = uploaded(kernel, arena.device)
     for cache in spec.cache_ids:
         tensors = field_tensors(arena, config, cache)
         for place in spec.layout.places:

@@ -1,7 +1,8 @@
-"""`StagingBuffer`: integers that the host writes and a device reads, at addresses that never change."""
+"""Integers for a device: `StagingBuffer` at addresses that never change, `uploaded` for reading once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -45,3 +46,14 @@ class StagingBuffer:
         if self.device.is_cuda:
             self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent.record(torch.cuda.current_stream(self.device.device))
+
+
+def uploaded(numbers: Sequence[int], device: str | torch.device) -> torch.Tensor:
+    """Integers that are read once, such as the block ids of a step's copies, as int64 [n] on `device`.
+
+    The host does not wait: the numbers leave through pinned memory, and torch hands that memory out again
+    only after the copy has left it. Graphs need fixed addresses and take a `StagingBuffer`.
+    """
+    place = torch.device(device)
+    staged = torch.tensor(numbers, dtype=torch.int64, pin_memory=place.type == "cuda")
+    return staged.to(place, non_blocking=True)
