@@ -112,10 +112,10 @@ MUTANTS = (
         cases=("stable",),
     ),
     Mutant(
-        "no_core_profile", "L0", "every causal layer is refused: no core profile is held", "spec.py",
+        "no_core_profile", "L0", "a layer without a window is refused: no core profile is held", "spec.py",
         "if refused is None and query.quant != wanted:",
-        "if query.mask.causal:\n"
-        '    return Unsupported("mask", "causal", "bidirectional")\n'
+        "if query.mask.window is None:\n"
+        '    return Unsupported("window", None, "a window")\n'
         "if refused is None and query.quant != wanted:",
         cases=("core_profile",),
     ),
