@@ -13,7 +13,8 @@ from support.tutorial import Command, Piece, Scratch, files, matches, parse
 EXAMPLE = "kvcore-example/"
 # What the page has to show, whoever rewrites it.
 SHOWN = (
-    "pip install", "--help", "kvcore conform backend=example", "kvcore run backend=example",
+    "pip install", "--help", "kvcore conform backend=example", "kvcore conform backend=all",
+    "kvcore.testing.suite --kvcore-backend example", "kvcore run backend=example",
     "backends.example.x=8", "cache.content=", "cache.retention=", "kvcore diff", "pip uninstall",
 )  # fmt: skip
 

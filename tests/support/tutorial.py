@@ -102,11 +102,12 @@ class Scratch:
         (site / "libraries.pth").write_text("".join(f"{p}\n" for p in paths))
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command in the folder; `pip` and `kvcore` are those of the environment."""
+        """A command in the folder; `pip`, `kvcore` and `pytest` are those of the environment."""
         python = str(self.root / "bin" / "python")
         programs = {
             "pip": [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python],
             "kvcore": [python, "-m", "kvcore"],
+            "pytest": [python, "-m", "pytest"],
         }
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         return subprocess.run(
