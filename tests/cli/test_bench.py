@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from kvcore.cli import bench, main
-from kvcore.testing.bench import rows, timing
+from kvcore.testing.bench import peers, rows, timing
 from kvcore.testing.bench.problem import Shape
 
 BASE = {"heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "float32"}
@@ -53,3 +54,78 @@ def test_interleaving_times_every_method_once_a_round(monkeypatch):
     found = timing.interleaved(calls, 3, "cpu", warm=1)
     assert order == ["a", "b"] * 4
     assert set(found) == {"a", "b"}
+
+
+def test_a_peer_that_raises_is_told_with_its_reason(capsys, monkeypatch):
+    def sdpa(problem):
+        if problem.shape.query > 1:
+            raise AssertionError("built for another device\nand more")
+        return lambda: None
+
+    monkeypatch.setattr(peers, "_sdpa", sdpa)
+    assert main(["bench", "what=attention", "device=cpu", "output=json"]) == 0
+    decode, prefill, _ = json.loads(capsys.readouterr().out)["rows"]
+    assert (decode["peers"].keys(), decode["peers_failed"]) == ({"sdpa, contiguous"}, {})
+    why = {"sdpa, contiguous": "AssertionError: built for another device\nand more"}
+    assert (prefill["peers"], prefill["peers_failed"]) == ({}, why)
+    assert prefill["ms"] > 0
+    assert rows.table([decode, prefill, prefill]).endswith(
+        "\nsdpa, contiguous failed: AssertionError: built for another device (2 rows)"
+    )
+
+
+def test_a_peer_that_raises_when_called_is_no_peer(monkeypatch):
+    def call():
+        raise RuntimeError("no kernel image")
+
+    class Asked:
+        shape, device = Shape(1, 16, **BASE), "cpu"
+
+    monkeypatch.setattr(peers, "_sdpa", lambda problem: call)
+    assert peers.peers(Asked()) == ({}, {"sdpa, contiguous": "RuntimeError: no kernel image"})
+    assert peers.peers(Asked(), ["flashinfer"]) == ({}, {})
+
+
+def test_candidates_by_shape(monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda name: object())
+    half = BASE | {"dtype": "bfloat16"}
+    quantized = {"cache_dtype": "int8", "quant": "token_head"}
+    sdpa = "sdpa, contiguous"
+    assert peers.candidates(Shape(1, 16, **half), "cuda") == (sdpa, "flash_attn", "flashinfer")
+    assert peers.candidates(Shape(1, 16, 16, **half), "cuda") == (sdpa, "flash_attn")
+    for shape, device in ((Shape(1, 16, **half), "cpu"), (Shape(1, 16, **BASE), "cuda"),
+                          (Shape(1, 16, **half, **quantized), "cuda")):  # fmt: skip
+        assert peers.candidates(shape, device) == (sdpa,)
+
+
+def test_every_format_has_decode_prefill_and_chunks(monkeypatch):
+    monkeypatch.undo()
+    found = {(s.stored, s.quant, s.phase) for s in rows.large_shapes("attention", "bfloat16")}
+    formats = {("bfloat16", None), ("fp8_e4m3", "tensor"), ("int8", "token_head")}
+    assert found == {(*f, phase) for f in formats for phase in ("decode", "prefill", "chunked")}
+
+
+def test_on_a_device_a_call_starts_behind_zeroing_that_empties_the_cache(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append(("event", timer._buffer.any().item()))
+
+        def synchronize(self):
+            log.append("waited")
+
+        def elapsed_time(self, other):
+            return 2.0
+
+    monkeypatch.setattr(timing.torch.cuda, "Event", Event)
+    timer = timing.DeviceTimer("cpu", 64)
+    for _ in range(2):
+        timer._buffer.fill_(1)
+        assert timer(lambda: log.append("called")) == 0.002
+    assert log == [("event", False), "called", ("event", False), "waited"] * 2
+    assert timing.FLUSH_BYTES == 256 << 20
+    assert timer._buffer.dtype == torch.uint8

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kvcore.testing.bench.problem import Problem
+from kvcore.testing.bench.problem import Problem, Shape
 
 Call = Callable[[], object]
 PAGE = 16
+SDPA, FLASH_ATTN, FLASHINFER = "sdpa, contiguous", "flash_attn", "flashinfer"
+NAMES = (SDPA, FLASH_ATTN, FLASHINFER)
+# Longest reason that is kept: a failed build prints all that its compiler said.
+REASON_CHARS = 2000
 
 
-def peers(problem: Problem) -> dict[str, Call]:
-    """The peers that can run this problem here, by name; quantized caches have none but SDPA."""
-    found = {"sdpa, contiguous": _sdpa(problem)}
-    half = problem.shape.dtype in ("float16", "bfloat16") and problem.shape.quant is None
-    if problem.device == "cuda" and half:
+class Peers(NamedTuple):
+    """What a problem is measured against.
+
+    Attributes:
+        calls: The peers that ran it, by name.
+        failed: Why the others did not, by name.
+    """
+
+    calls: dict[str, Call]
+    failed: dict[str, str]
+
+
+def candidates(shape: Shape, device: str) -> tuple[str, ...]:
+    """The peers that are made for this shape and are installed; quantized caches have none but SDPA."""
+    found = [SDPA]
+    if device == "cuda" and shape.dtype in ("float16", "bfloat16") and shape.quant is None:
         if find_spec("flash_attn") is not None:
-            found |= _tried("flash_attn", lambda: _flash_attn(problem))
-        if find_spec("flashinfer") is not None and problem.shape.query == 1:
-            found |= _tried("flashinfer", lambda: _flashinfer(problem))
+            found.append(FLASH_ATTN)
+        if find_spec("flashinfer") is not None and shape.query == 1:
+            found.append(FLASHINFER)
+    return tuple(found)
+
+
+def peers(problem: Problem, names: Collection[str] = NAMES) -> Peers:
+    """Those of the candidates among `names`, each run once.
+
+    An installed library may be built for another torch or another device, and raise whatever it likes.
+    """
+    make = {SDPA: _sdpa, FLASH_ATTN: _flash_attn, FLASHINFER: _flashinfer}
+    found = Peers({}, {})
+    for name in candidates(problem.shape, problem.device):
+        if name in names:
+            try:
+                call = make[name](problem)
+                call()
+                if problem.device == "cuda":
+                    # A kernel that fails is heard of only here, and blamed on this peer.
+                    torch.cuda.synchronize()
+                found.calls[name] = call
+            except Exception as error:
+                found.failed[name] = reason(error)
     return found
 
 
-def _tried(name: str, make: Callable[[], Call]) -> dict[str, Call]:
-    """The peer, unless its library is installed and cannot run (built for another torch or device)."""
-    try:
-        call = make()
-        call()
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError):
-        return {}
-    return {name: call}
+def reason(error: Exception) -> str:
+    """What went wrong, for a row."""
+    return f"{type(error).__name__}: {error}"[:REASON_CHARS]
 
 
 def _sdpa(problem: Problem) -> Call:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvcore.testing.bench.peers import peers
+from kvcore.testing.bench.peers import NAMES, peers
 from kvcore.testing.bench.problem import Problem, Shape
 from kvcore.testing.bench.timing import interleaved
 from kvcore.testing.planning import Place
@@ -14,15 +14,18 @@ from kvcore.testing.planning import Place
 Row = dict[str, Any]
 
 
-def attention_row(shape: Shape, place: Place, bandwidth: float, rounds: int) -> Row:
-    """Attention of one shape."""
+def attention_row(
+    shape: Shape, place: Place, bandwidth: float, rounds: int, names: Collection[str] = NAMES
+) -> Row:
+    """Attention of one shape, beside the peers among `names` that run it here."""
     problem = Problem(shape, place)
-    others = peers(problem)
-    seconds = interleaved({"ours": problem.attend} | others, rounds, problem.device)
+    others = peers(problem, names)
+    seconds = interleaved({"ours": problem.attend} | others.calls, rounds, problem.device)
     mine = seconds.pop("ours")
     row = _row("attention", shape, place, mine, shape.read_bytes(), bandwidth)
     row["tflops"] = shape.flops() / mine / 1e12
     row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
+    row["peers_failed"] |= others.failed
     return row
 
 
@@ -57,12 +60,13 @@ def _row(what: str, shape: Shape, place: Place, seconds: float, nbytes: int, ban
     return {
         "what": what, "backend": str(place.spec.name), "phase": shape.phase, **asdict(shape),
         "cache_dtype": shape.stored, "ms": 1e3 * seconds, "bytes": nbytes,
-        "gb_per_s": nbytes / seconds / 1e9, "of_bandwidth": limit / seconds,
+        "gb_per_s": nbytes / seconds / 1e9, "of_bandwidth": limit / seconds, "peers_failed": {},
     }  # fmt: skip
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows for people."""
+    """The rows for people; below them, why a peer is missing."""
+    failed: dict[str, int] = {}
     lines = [
         f"{'what':10}{'backend':12}{'phase':9}{'batch':>6}{'context':>9}{'heads':>8}  {'cache':22}"
         f"{'ms':>10}{'GB/s':>8}{'of limit':>10}  peers"
@@ -76,6 +80,10 @@ def table(rows: Iterable[Row]) -> str:
             f"{heads:>8}  {cache:22}{r['ms']:>10.3f}{r['gb_per_s']:>8.1f}"
             f"{r['of_bandwidth']:>10.1%}  {others}"
         )
+        for name, why in r["peers_failed"].items():
+            line = f"{name} failed: {why.splitlines()[0]}"
+            failed[line] = failed.get(line, 0) + 1
+    lines += [f"{line} ({count} rows)" for line, count in failed.items()]
     return "\n".join(lines)
 
 
@@ -104,5 +112,5 @@ def large_shapes(what: str, dtype: str) -> Sequence[Shape]:
         Shape(b, n, heads=h, kv_heads=8, dtype=dtype, **f)
         for b, n in sizes for h in (32, 64) for f in formats
     ]  # fmt: skip
-    whole = [(4, 2048, 2048), (1, 16384, 16384), (4, 8192, 1024)]
-    return [*found, *(Shape(*sizes_of, dtype=dtype) for sizes_of in whole)]
+    whole = ((4, 2048, 2048), (1, 16384, 16384), (4, 8192, 1024))
+    return [*found, *(Shape(*sizes_of, dtype=dtype, **f) for sizes_of in whole for f in formats)]
