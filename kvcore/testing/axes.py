@@ -48,7 +48,7 @@ def sequences(phase: str, p: int) -> tuple[Seq, ...]:
 
 def windows(p: int) -> dict[str, int]:
     """Windows by name for blocks of `p` tokens."""
-    return {"1": 1, "P-1": p - 1, "P": p, "P+1": p + 1, "long": 100 * p}
+    return {"1": 1, "P-1": max(1, p - 1), "P": p, "P+1": p + 1, "long": 100 * p}
 
 
 def sweeps(base: Base) -> dict[str, Sweep]:

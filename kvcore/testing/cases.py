@@ -33,6 +33,7 @@ class Base(NamedTuple):
         head_dim: Of keys and values.
         block_size: Tokens of the smallest kernel block that is large enough to cut (at least 8).
         latent_dtype, latent_block_size: The same for latents, whose dimensions are those of the models.
+        kernel_blocks: Per layout, block sizes that the declaration claims besides.
     """
 
     dtype: str = "float32"
@@ -40,6 +41,7 @@ class Base(NamedTuple):
     block_size: int = 8
     latent_dtype: str = "bfloat16"
     latent_block_size: int = 64
+    kernel_blocks: tuple[tuple[int, ...], ...] = ((17, 34, 544),)
 
 
 class Seq(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcore.testing import axes as ax
 from kvcore.testing.cases import LEVELS, Base, Case
+from kvcore.testing.catalogue_blocks import claimed_blocks
 from kvcore.testing.catalogue_robust import level_3, level_4, level_5
 from kvcore.testing.catalogue_write import level_0, level_1
 from kvcore.testing.make import Maker
@@ -72,6 +73,7 @@ def level_2(m: Maker) -> Iterator[Case]:
     yield m.attend("shared", "mixed", variant="shared")
     yield m.attend("fused_inputs", "mixed", variant="fused")
     yield m.attend("block_size=1", "mixed", block_size=1)
+    yield from claimed_blocks(m, "L2", "attend", "decode", "mixed")
     for phase in ("decode", "multi_token", "mixed"):
         yield m.latent("L2", "attend", phase, profile="latent", tier="quick" if phase == "decode" else "full")
     for axis, values in ax.sweeps(m.base).items():

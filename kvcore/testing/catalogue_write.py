@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kvcore.testing import axes as ax
 from kvcore.testing.cases import Case
+from kvcore.testing.catalogue_blocks import claimed_blocks
 from kvcore.testing.make import Maker
 
 DECLARATION = (
@@ -46,6 +47,7 @@ def level_1(m: Maker) -> Iterator[Case]:
         if n != p:
             yield write(f"block_size={n}", block_size=n, tier="quick" if n in (1, 16) else "full")
     yield write("block_size=3P", block_size=3 * p)  # no power of two
+    yield from claimed_blocks(m, "L1", "write", "mixed")
     yield write("gqa=all", num_kv_heads=1, gqa=8)
     yield m.latent("L1", "write", "mixed", layers=2)
     yield m.latent("L1", "write", "multi_token", placement="packed", layers=2, tier="full")

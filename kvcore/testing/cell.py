@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvcore.attention.query import Unsupported
+from kvcore.testing.answers import well_formed
 from kvcore.testing.cases import Case
-from kvcore.testing.check_declaration import well_formed
 from kvcore.testing.check_lse import CannotRun
 from kvcore.testing.checks import CHECKS
 from kvcore.testing.context import Context, Instance
@@ -39,12 +39,12 @@ class Cell:
             return self._judge(case)
         except CheckFailure as failure:
             self.instance.drop()
-            return self._result(case, "failed", str(failure), failure.error, failure.tolerance)
+            return self.result(case, "failed", str(failure), failure.error, failure.tolerance)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # a kernel may raise anything, sys.exit included
             self.instance.drop()
-            return self._result(case, "failed", f"raised {raised(error)}")
+            return self.result(case, "failed", f"raised {raised(error)}")
 
     def _judge(self, case: Case) -> CellResult:
         if case.level != "L0":
@@ -58,8 +58,8 @@ class Cell:
         except Refused as refused:
             return self._refused_later(case, refused)
         except CannotRun as missing:
-            return self._result(case, "skipped", str(missing))
-        return self._result(case, "passed", None, measure.error, measure.tolerance)
+            return self.result(case, "skipped", str(missing))
+        return self.result(case, "passed", None, measure.error, measure.tolerance)
 
     def _refusal(self, case: Case) -> Unsupported | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""
@@ -73,7 +73,7 @@ class Cell:
         return refusal
 
     def _refused(self, case: Case, reason: str) -> CellResult:
-        result = self._result(case, "unsupported", reason)
+        result = self.result(case, "unsupported", reason)
         if not self.probe:
             return result
         # Kernels run only where no error can escape; one that is right was declared too modestly.
@@ -95,10 +95,11 @@ class Cell:
                 seen_to_refuse(
                     self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else [])
                 )
-        return self._result(case, "unsupported", str(refused))
+        return self.result(case, "unsupported", str(refused))
 
-    def _result(
+    def result(
         self, case: Case, outcome: Outcome, reason: str | None, error: float | None = None,
         tolerance: float | None = None,
     ) -> CellResult:  # fmt: skip
+        """An outcome of this backend on this rung."""
         return CellResult(case, str(self.place.spec.name), outcome, self.rung, reason, error, tolerance)

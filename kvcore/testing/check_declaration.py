@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from kvcore.attention.query import AttentionQuery, Mask, Unsupported
+from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import KVCoreError
 from kvcore.registry.declarations import backend_problem, options_problem
@@ -17,6 +17,7 @@ from kvcore.spec.content import Content, KVHeads, Latent, Quant
 from kvcore.spec.dtypes import DTYPES
 from kvcore.spec.layout import LayoutOption
 from kvcore.spec.retention import Full
+from kvcore.testing.answers import reasoned, well_formed
 from kvcore.testing.axes import LATENT
 from kvcore.testing.context import Context
 from kvcore.testing.layout_bytes import field_starts
@@ -145,8 +146,9 @@ class _Strange(Content):
 
 
 def check_refusals(context: Context) -> Measure:
-    """Every refusal names the field, what was given, and what is allowed."""
+    """Every refusal names the field, what was given, and what is allowed; what is missing has a reason."""
     spec, options, known = context.place.spec, context.place.options, context.case.query()
+    reasoned(spec.unavailable(options), "unavailable")
     asked = [
         replace(known, dtype=name, cache_dtype=name) for name in ("float16", "bfloat16", "float32", "float64")
     ]
@@ -217,7 +219,9 @@ def check_stand_ins(context: Context) -> Measure:
             raise CheckFailure(f"stand-in {option} is no option of Config that is False by default")
         if rung not in RUNGS[1:]:
             raise CheckFailure(f"stand-in {option} leads to {rung!r}; allowed: {', '.join(RUNGS[1:])}")
-        if spec.rung(replace(spec.Config(), **{option: True}), context.place.facts) != rung:
+        switched_on = replace(spec.Config(), **{option: True})
+        reasoned(spec.unavailable(switched_on), f"unavailable with {option}")
+        if spec.rung(switched_on, context.place.facts) != rung:
             raise CheckFailure(f"rung() does not say {rung} with {option} switched on")
     found = spec.rung(context.place.options, context.place.facts)
     if found not in RUNGS:
@@ -259,18 +263,6 @@ def check_core_profile(context: Context) -> Measure:
                 refused = by_name
         refusals.append(f"{name}: {refused or 'no layout'}")
     raise CheckFailure("no core profile is taken: " + "; ".join(refusals))
-
-
-def well_formed(answer: object, what: str) -> None:
-    """Raise `CheckFailure` unless `answer` is None or a complete refusal."""
-    if answer is None:
-        return
-    if not isinstance(answer, Unsupported):
-        raise CheckFailure(f"{what} answered {answer!r}, not None or Unsupported")
-    if not isinstance(answer.field, str) or not answer.field:
-        raise CheckFailure(f"{what}: the refusal names no field")
-    if answer.allowed is None:
-        raise CheckFailure(f"{what}: the refusal of {answer.field} does not say what is allowed")
 
 
 def _offered(context: Context) -> Iterator[tuple[Content, list[LayoutOption]]]:

@@ -48,10 +48,17 @@ class BackendConformance:
 def cases_for(
     spec: type[BackendSpec] | str, level: str, options: Any = None, where: dict[str, str] | None = None
 ) -> list[Case]:
-    """The cases of a backend, found without running a kernel."""
-    from kvcore.testing.runner import selected
+    """The cases of a backend, found without running a kernel.
 
-    return selected(spec, level=level, options=options, where=where or {})
+    Raises:
+        ConfigError: There is none; pytest would call an empty class skipped.
+    """
+    from kvcore.testing.runner import nothing_selected, selected
+
+    found = selected(spec, level=level, options=options, where=where or {})
+    if not found:
+        raise nothing_selected(where or {})
+    return found
 
 
 def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> CellResult:

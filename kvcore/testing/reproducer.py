@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import BackendError
 from kvcore.registry.loader import installed
 from kvcore.spec.dtypes import ceil_div
+from kvcore.testing.answers import asking
 from kvcore.testing.as_source import Source
 from kvcore.testing.base import here, switch_on
 from kvcore.testing.cases import Case, Seq
@@ -118,10 +120,11 @@ def _looped(text: Source, before: str, call: str) -> str:
 def _circumstances(text: Source, spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> Iterator[str]:
     """The arguments `options` and `facts`, each where leaving it out would change the run."""
     try:
-        default = spec.Config()
-        used = switch_on(spec, default if options is None else options, facts)[0].options
-        stands_in = any(getattr(used, name, False) for name in spec.stand_ins)
-    except Exception:
+        with asking():
+            default = spec.Config()
+            used = switch_on(spec, default if options is None else options, facts)[0].options
+            stands_in = any(getattr(used, name, False) for name in spec.stand_ins)
+    except BackendError:
         default, used, stands_in = None, options, False  # the declaration itself is what is broken
     if used != default:
         yield f"options={text.value(used)}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts
-from kvcore.errors import ConfigError
+from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import BackendError, ConfigError
 from kvcore.registry.loader import installed
-from kvcore.testing.base import find_base, here, switch_on
+from kvcore.testing.base import find_base, here, open_backend
 from kvcore.testing.cases import AXES, Case
 from kvcore.testing.catalogue import all_cases
 from kvcore.testing.cell import Cell
 from kvcore.testing.outcome import CellResult
 from kvcore.testing.planning import Place, layout_options
-from kvcore.testing.refusal import raised
+from kvcore.testing.profile import PROFILE, profile_served
+from kvcore.testing.refusal import timed
 
 Report = Callable[[CellResult], None]
 CONTRACT = Case("L0.contract", "L0", "contract")
@@ -37,7 +38,8 @@ def run(
 
     Args:
         backend: A declaration, or the name of an installed one.
-        cases: Which cases; None takes the catalogue, written against the plainest problem it accepts.
+        cases: Which cases; None takes the catalogue, written against the plainest problem it accepts, and
+            without `where` the case of `kvcore.testing.profile` after it.
         level: ``quick`` or ``full``, where `cases` is None.
         where: Axis values that a case must have, where `cases` is None.
         options: An instance of its `Config`; None is the default. Stand-ins are switched on by themselves
@@ -45,7 +47,8 @@ def run(
         facts: The device; None is the one of this machine.
         stop_at_first: Stop at the first failure.
         probe_refused: Run refused cases as well (on a CPU only), to report what is understated.
-        max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 always runs.
+        max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 and one core profile
+            always run.
         report: Told of each result as it comes.
 
     Returns:
@@ -84,20 +87,27 @@ def selected(
 ) -> list[Case]:
     """The cases that `run` would take from the catalogue; runs none.
 
-    A backend that cannot even be asked has one case, which fails when it is run.
+    A backend that cannot even be asked has one case, `CONTRACT`, and asking again is what fails.
     """
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
     try:
-        place, _ = switch_on(spec, spec.Config() if options is None else options, facts or here())
-        return _catalogue(place, level, dict(where or {}))
-    except Exception:
+        return _catalogue(open_backend(spec, options, facts or here()).place, level, dict(where or {}))
+    except BackendError:
         return [CONTRACT]
+
+
+def nothing_selected(where: Mapping[str, str]) -> ConfigError:
+    """The error for a run without a case."""
+    return ConfigError(
+        "no case was selected", field="where", got=dict(where) or None, allowed="values that a case has",
+        remedy="leave out a where.* key, or ask for level=full",
+    )  # fmt: skip
 
 
 def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
     found = [c for c in all_cases(level, find_base(place)) if c.matches(where)]
-    return [c for c in found if _applies(c, place)]
+    return [c for c in found if _applies(c, place)] + ([] if where else [PROFILE])
 
 
 def _cells(
@@ -105,29 +115,48 @@ def _cells(
     facts: DeviceFacts, probe: bool, max_cost: int | None,
 ) -> Iterator[CellResult]:  # fmt: skip
     name = str(getattr(spec, "name", spec))
-    version = getattr(spec, "api_version", None)
-    if version != API_VERSION:
-        # Nothing else can be asked: another version may have other methods.
-        reason = f"backend {name} speaks contract version {version}, this core speaks {API_VERSION}"
-        yield CellResult(CONTRACT, name, "failed", "device", reason)
-        return
     try:
-        place, missing = switch_on(spec, spec.Config() if options is None else options, facts)
-        rung = spec.rung(place.options, facts)
+        place, missing, rung = open_backend(spec, options, facts)
         chosen = (
             _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
         )
-    except Exception as error:
-        yield CellResult(CONTRACT, name, "failed", "device", f"the declaration raised {raised(error)}")
+    except BackendError as error:
+        yield CellResult(CONTRACT, name, "failed", "device", error.message)
         return
-    cell = Cell(place, rung, probe)
+    ends = _Ends(Cell(place, rung, probe), missing)
     for case in chosen:
-        if max_cost is not None and case.cost > max_cost:
-            continue
-        if missing is not None and case.level != "L0":
-            yield CellResult(case, name, "skipped", rung, missing)
-        else:
-            yield cell.run(case)
+        if max_cost is None or case.cost <= max_cost:
+            yield ends.of(case)
+
+
+class _Ends:
+    """How cases end.
+
+    Args:
+        cell: Runs them.
+        missing: Why no kernel can run here, or None.
+    """
+
+    def __init__(self, cell: Cell, missing: str | None) -> None:
+        self._cell, self._missing = cell, missing
+        self._ended: dict[Case, CellResult] = {}
+
+    def of(self, case: Case) -> CellResult:
+        """The result of a case; that of `PROFILE` follows from the results of others."""
+        profile = case.check == PROFILE.check
+        if self._missing is not None and (profile or case.level != "L0"):
+            return self._cell.result(case, "skipped", self._missing)
+        self._ended[case] = timed(lambda: self._profile(case)) if profile else self._cell.run(case)
+        return self._ended[case]
+
+    def _profile(self, case: Case) -> CellResult:
+        try:
+            return self._cell.result(case, *profile_served(self._cell.place, self._before_or_now))
+        except BackendError as error:
+            return self._cell.result(case, "failed", error.message)
+
+    def _before_or_now(self, case: Case) -> CellResult:
+        return self._ended[case] if case in self._ended else self.of(case)
 
 
 def _applies(case: Case, place: Place) -> bool:
@@ -136,5 +165,7 @@ def _applies(case: Case, place: Place) -> bool:
         return True
     try:
         return case.layout < len(layout_options(case, case.cache_spec(), place))
-    except Exception:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException:
         return True  # the case itself will say what is wrong

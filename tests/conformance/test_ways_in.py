@@ -86,3 +86,31 @@ def test_the_base_class(tmp_path):
     assert "TestRight" not in out
     assert "from kvcore.testing import Case, Seq, run" in out
     assert "from test_mine import Wrong" in out
+
+
+REFUSES_LATE = """
+from kvcore.attention.query import Unsupported
+from kvcore.testing import BackendConformance
+from kvcore_torch.spec import TorchBackendSpec
+class Late(TorchBackendSpec):
+    name = 'late'
+    made = False
+    @classmethod
+    def unsupported(cls, query, options):
+        return Unsupported('queries', query.dtype, 'none any more') if cls.made else None
+    @classmethod
+    def create(cls, device, options):
+        cls.made = True
+        return super().create(device, options)
+class TestLate(BackendConformance):
+    spec = Late
+"""
+
+
+def test_a_class_whose_backend_refuses_all_in_the_end_fails(tmp_path):
+    (tmp_path / "test_late.py").write_text(REFUSES_LATE)
+    status, out = suite(tmp_path, "test_late.py::TestLate", "-k", "base or profile_served")
+    assert status == 1
+    assert "FAILED test_late.py::TestLate::test_conformance[L0.profile_served]" in out
+    assert "no core profile is served; kv: L2.attend.base" in out
+    assert "queries=float32 (allowed: none any more)" in out

@@ -125,6 +125,42 @@ HOSTILE = (
         "failed", "",
     ),
     _hostile(
+        "exits_when_asked", "calls sys.exit when it is asked for a layer", "spec.py",
+        "wanted = GRANULARITY.get(query.cache_dtype)", 'raise SystemExit("ask somebody else")',
+        "failed", "SystemExit: ask somebody else",
+    ),
+    _hostile(
+        "exits_for_layouts", "calls sys.exit when it is asked for layouts", "spec.py",
+        "content = spec.content", 'raise SystemExit("no layouts today")',
+        "failed", "SystemExit: no layouts today",
+    ),
+    _hostile(
+        "exits_for_its_library", "calls sys.exit when it looks for its library", "spec.py",
+        "return None  # needs torch alone", 'raise SystemExit("no library")',
+        "failed", "SystemExit: no library",
+    ),
+    _hostile(
+        "gold", "claims a rung that there is none of", "spec.py",
+        "api_version = 1",
+        "api_version = 1\n\n@classmethod\ndef rung(cls, options, facts):\n    return \"gold\"\n",
+        "failed", "rung() says 'gold'; allowed: device, interpreter, host, emulated",
+    ),
+    _hostile(
+        "missing_without_reason", "its library is missing, and it does not say which", "spec.py",
+        "return None  # needs torch alone", 'return ""',
+        "failed", "unavailable answered ''",
+    ),
+    _hostile(
+        "missing_as_a_flag", "says yes to the question why its library is missing", "spec.py",
+        "return None  # needs torch alone", "return True",
+        "failed", "unavailable answered True, not None or a reason",
+    ),
+    _hostile(
+        "no_device_as_a_flag", "says yes to the question why it does not serve a device", "spec.py",
+        'if facts.kind in ("cpu", "cuda"):', 'if facts.kind == "cpu":\n    return True\nif facts.kind:',
+        "failed", "answered True, not None or Unsupported",
+    ),
+    _hostile(
         "declaration_raises", "its declaration raises", "spec.py",
         "wanted = GRANULARITY.get(query.cache_dtype)", 'wanted = GRANULARITY["no such dtype"]',
         "failed", "KeyError",
