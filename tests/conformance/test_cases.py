@@ -7,6 +7,7 @@ import pytest
 
 from kvcore.registry.loader import installed
 from kvcore.testing import Base, all_cases, cover, run
+from kvcore.testing.axes import windows
 from kvcore.testing.base import here, switch_on
 from kvcore.testing.cases import AXES
 from kvcore.testing.check_attend import without_each_feature
@@ -51,6 +52,15 @@ def test_names_do_not_depend_on_the_base():
     assert small == large
 
 
+def test_blocks_of_one_token():
+    """One less than a block of one token is no window; nor is any other case of the catalogue empty."""
+    assert windows(1) == {"1": 1, "P-1": 1, "P": 1, "P+1": 2, "long": 100}
+    found = all_cases("full", Base(block_size=1, latent_block_size=1))
+    assert {c.query().mask.window for c in found} >= {None, 1, 2, 100}
+    assert all(s.scheduled > 0 and s.computed >= 0 for c in found for s in c.seqs)
+    assert {c.id for c in all_cases("full") if "=" not in c.id} == {c.id for c in found if "=" not in c.id}
+
+
 def test_quick_cases_stay_small():
     """An interpreter runs some hundred tiles a second."""
     found = [c for c in all_cases("quick") if c.seqs]
@@ -70,7 +80,7 @@ def shows(case):
     """For each feature of the case, whether the answer without it is out of tolerance, in every layer."""
     found = {}
     scene = context(case).scene()
-    for layer in scene.layers[:1]:
+    for layer in scene.layers:
         q, keys = layer.query, max(len(k) for k in layer.k)
         answer = scene.answer(layer, exact_fresh=True)
         tolerance = output_tolerance(answer, q.dtype, q.head_dim, keys)
@@ -78,9 +88,10 @@ def shows(case):
         for name, rules in without_each_feature(layer.rules(), q.head_dim).items():
             other = scene.answer(layer, exact_fresh=True, rules=rules)
             off = np.abs(other.out_THV - answer.out_THV) > 2 * tolerance
-            found[name] = bool(off.any()) or bool(
+            visible = bool(off.any()) or bool(
                 (np.abs(other.lse_TH - answer.lse_TH) > 2 * lse).any() and q.lse
             )
+            found[name] = found.get(name, True) and visible
     return found
 
 

@@ -175,6 +175,15 @@ MUTANTS = (
         cases=("attend.block_size=1", "attend.block_size=4"), reports=("A17",),
     ),
     Mutant(
+        "no_kernel_at_544", "L2", "any block size is declared, and the kernel for 544 tokens is missing",
+        "backend.py",
+        'values_nKV = self.read(layer, "v", cache, metadata, step, wide)',
+        "if metadata.size == 544:\n"
+        '    raise RuntimeError(f"no kernel for pages of {metadata.size} tokens")\n'
+        'values_nKV = self.read(layer, "v", cache, metadata, step, wide)',
+        cases=("attend.kernel_block",), reports=("A18",),
+    ),
+    Mutant(
         "needs_the_fresh_keys", "L2", "a layer that shares a cache has no fresh keys, and it wants them",
         "backend.py",
         'keys_nKD = self.read(layer, "k", cache, metadata, step, wide)',

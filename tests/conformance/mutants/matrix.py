@@ -92,7 +92,7 @@ def page(kills: dict[str, Kill]) -> str:
         "",
         f"{len(MUTANTS)} broken backends. Each is the dense reference backend of",
         "`tests/conformance/mutants/victim/` with one line made wrong, no two at one line; the unbroken one",
-        "passes every case. `make test` proves that the case named here kills each of them, and",
+        "fails none. `make test` proves that the case named here kills each of them, and",
         "`make test-long` runs all quick cases on each to see which levels do. Where one level alone kills a",
         "mutant, a kit without that level would call it right; for one of each level, `make test` proves it",
         "afresh, and the long run with the cases of level full as well.",
