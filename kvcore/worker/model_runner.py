@@ -11,6 +11,7 @@ from kvcore.attention.batch import Batch
 from kvcore.attention.batch_builder import BatchBuilder
 from kvcore.errors import IntegrityError
 from kvcore.memory.block_table import BlockTables
+from kvcore.memory.staging import uploaded
 from kvcore.models.transformers_bridge import TransformersModel
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig
@@ -123,9 +124,9 @@ class ModelRunner:
         """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""
         tokens = [t for r in output.rows for t in r.token_ids]
         return self.model.forward(
-            torch.tensor(tokens, dtype=torch.int64, device=self.device),
+            uploaded(tokens, self.device),
             self.builder.positions_T[: batch.num_tokens],
-            torch.tensor(_wanted(output), dtype=torch.int64, device=self.device),
+            uploaded(_wanted(output), self.device),
             self.context,
         )
 
