@@ -8,13 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcore_triton.targets import TARGETS, compile_options
+from kvcore_triton.targets import TARGETS
 from kvcore_triton.variants import Variant
-
-# Arguments that are rarely multiples of 16, so that nothing is assumed of them.
-_ODD = ("want_lse", "window", "right", "chunk", "group", "heads", "tiles_per_head", "lse_token", "table_row",
-        "k_scale_block", "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head",
-        "num_heads")  # fmt: skip
 
 
 class Resources(NamedTuple):
@@ -40,32 +35,45 @@ def compiled(variant: Variant, **constants: int) -> Resources:
         variant: The variant.
         constants: Compile-time constants, ``num_warps`` and ``num_stages`` to use instead of the table's.
     """
-    import triton
-    from triton.compiler import ASTSource
-
     from kvcore_triton.kernels.attention import attend_tiles, merge_parts
     from kvcore_triton.kernels.write import write_step
 
     kernel: Any = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[variant.kernel]
     types, values = variant.signature()
-    sizes = variant.tile()
-    own = {"num_warps": sizes.num_warps, "num_stages": sizes.num_stages} if variant.kernel == "attend" else {}
-    own |= {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
-    options = compile_options(TARGETS[variant.target], **own)
-    values |= constants
+    own = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
+    return resources(kernel, types, values | constants, variant.target, variant.options() | own)
+
+
+def resources(
+    kernel: Any, types: dict[str, str], values: dict[str, Any], target: str, options: dict[str, int]
+) -> Resources:
+    """Compile a kernel, and look at what it takes.
+
+    Args:
+        kernel: A function under `triton.jit`.
+        types: Triton's name of the type of each argument.
+        values: Each compile-time constant.
+        target: Name of the target.
+        options: How it is compiled.
+    """
+    import triton
+    from triton.compiler import ASTSource
+
     names: list[str] = list(kernel.arg_names)
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = [n for n, t in signature.items() if t.startswith("*") or (t == "i32" and n not in _ODD)]
+    # As a launch has it: tensors start at 16 bytes, and of what is not specialised nothing is known.
+    loose = {p.name for p in kernel.params if p.do_not_specialize}
+    aligned = [n for n, t in signature.items() if t.startswith("*") and n not in loose]
     source = ASTSource(
         fn=kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in values.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(source, target=gpu_target(variant.target), options=options)
+    made = triton.compile(source, target=gpu_target(target), options=options)
     shared, warps = int(made.metadata.shared), int(made.metadata.num_warps)
-    if variant.target.startswith("sm_"):
-        registers, spilled = _of_cubin(made, variant.target)
+    if target.startswith("sm_"):
+        registers, spilled = _of_cubin(made, target)
     else:
         registers, spilled = _of_amdgcn(str(made.asm["amdgcn"]))
     return Resources(registers, spilled, shared, warps)

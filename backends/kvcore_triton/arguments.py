@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
 
 from kvcore.attention.backend import AttentionLayer
 from kvcore.errors import LayoutError
+from kvcore.spec.dtypes import dtype as dtype_of
 from kvcore.spec.layout import SizedLayout
 from kvcore_triton.targets import Fp8, Target, power_of_2
 
 Cache = Mapping[str, torch.Tensor]
 SCALES = {None: 0, "tensor": 1, "head": 1, "token_head": 2}
-# Most elements of a head tile of one token in the write kernel.
-WRITE_ELEMENTS = 2048
+# Most elements, and heads, of a head tile of one token in the write kernel.
+WRITE_ELEMENTS, WRITE_HEADS = 2048, 8
+# Widest load or store of a thread; the layouts align every page and field to as much.
+VECTOR_BYTES = 16
 INT8_TOP = 127.0
 
 
@@ -83,12 +87,43 @@ def scale_arguments(
     return found
 
 
-def field_arguments(cache: Cache, heads_first: bool) -> dict[str, int]:
-    """Strides of keys and values in the cache."""
+def unit_of(dtype: str, *dims: int) -> int:
+    """Elements that every row of these dims starts at a multiple of, as far as a vector is wide."""
+    return gcd(8 * VECTOR_BYTES // dtype_of(dtype).bits, *dims)
+
+
+def aligned(tensor: torch.Tensor, unit: int) -> bool:
+    """Whether the last axis is contiguous, and every row starts at a multiple of `unit` elements."""
+    rows = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return (
+        tensor.stride(-1) == 1
+        and tensor.data_ptr() % VECTOR_BYTES == 0
+        and not any(n > 1 and s % unit for n, s in rows)
+    )
+
+
+def in_units(tensor: torch.Tensor, unit: int) -> torch.Tensor:
+    """`tensor` where its rows start at multiples of `unit`, as a projection leaves them; else a copy."""
+    return tensor if aligned(tensor, unit) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def field_arguments(cache: Cache, heads_first: bool, unit: int) -> dict[str, int]:
+    """Strides of keys and values in the cache, in units.
+
+    Raises:
+        LayoutError: A row is not where the layout's alignment puts it.
+    """
     found: dict[str, int] = {}
     for name in ("k", "v"):
+        if not aligned(cache[name], unit):
+            raise LayoutError(
+                f"rows of {name} do not start at multiples of {unit} elements, the last axis contiguous",
+                field=name, got=cache[name].stride(),
+                allowed=f"strides that are multiples of {unit}, an address that is one of {VECTOR_BYTES}",
+                remedy="make the views of a layout of this backend",
+            )  # fmt: skip
         at = strides(cache[name], heads_first)
-        found |= {f"{name}_block": at.block, f"{name}_token": at.token, f"{name}_head": at.head}
+        found |= {f"{name}_{axis}": n // unit for axis, n in at._asdict().items()}
     return found
 
 
@@ -111,12 +146,25 @@ def dims(layer: AttentionLayer) -> dict[str, int]:
             "DP": power_of_2(query.head_dim), "DVP": power_of_2(query.head_dim_v)}  # fmt: skip
 
 
+def units(layer: AttentionLayer) -> tuple[int, int]:
+    """Elements that rows of queries, values and outputs, and those of the cache, start at multiples of."""
+    query = layer.query
+    both = query.head_dim, query.head_dim_v
+    return unit_of(query.dtype, *both), unit_of(query.cache_dtype, *both)
+
+
+def most_write_heads(width: int) -> int:
+    """Most heads of a program of the write kernel, for rows of `width`."""
+    return min(WRITE_HEADS, max(1, WRITE_ELEMENTS // width))
+
+
 def write_constants(layer: AttentionLayer, target: Target) -> dict[str, Any]:
     """Compile-time constants of the write kernel."""
     found: dict[str, Any] = dims(layer)
     fp8 = fp8_of(layer, target)
-    most = max(1, WRITE_ELEMENTS // max(found["DP"], found["DVP"]))
+    most = most_write_heads(max(found["DP"], found["DVP"]))
     found["HEADS"] = min(1 << (layer.query.num_kv_heads - 1).bit_length(), most)
+    found["UNIT"], found["FIELD_UNIT"] = units(layer)
     found["SCALES"] = SCALES[layer.query.quant]
     found["FORMAT"] = 0 if layer.query.quant is None else (1 if fp8 is None else 2)
     kind = fp8 or Fp8("", "", INT8_TOP, 3, 7)

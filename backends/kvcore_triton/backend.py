@@ -19,14 +19,16 @@ from kvcore_triton.arguments import (
     dims,
     field_arguments,
     fp8_of,
+    in_units,
     readable,
     scale_arguments,
+    units,
     write_constants,
 )
 from kvcore_triton.kernels.attention import attend_tiles, merge_parts
 from kvcore_triton.kernels.write import write_step
 from kvcore_triton.spec import TritonOptions
-from kvcore_triton.step import Pass, StepBuffers, StepPlan
+from kvcore_triton.step import Pass, StepBuffers, StepPlan, most_parts, tallest
 from kvcore_triton.targets import Target, compile_options, target_of
 from kvcore_triton.work import interval
 
@@ -53,8 +55,13 @@ class TritonBackend(AttentionBackend):
     ) -> None:
         self.device = torch.device(device)
         self.options = options
-        # Interpreting is for a machine without the device: where there is one, kernels run on it.
-        interpret = options.interpret and self.device.type != "cuda"
+        interpret = options.interpret
+        if interpret and self.device.type != "cpu":
+            raise BackendUnsupportedError(
+                "Triton's interpreter runs kernels on a CPU",
+                field="backends.triton.interpret", got=device, allowed="cpu",
+                remedy="device=cpu, or backends.triton.interpret=false",
+            )  # fmt: skip
         self.target = target or _target(self.device, interpret)
         self.processors = processors or _processors(self.device, self.target)
         self.launch = launcher or Launcher(interpret=interpret)
@@ -81,16 +88,17 @@ class TritonBackend(AttentionBackend):
         """Keys and values into their slots, quantized where the layout says so, in one kernel."""
         constants = write_constants(layer, self.target)
         slots = metadata.group.slot_mapping_T
-        k, v = (_unit_stride(tensors[name]) for name in ("k", "v"))
+        unit, field_unit = constants["UNIT"], constants["FIELD_UNIT"]
+        k, v = (in_units(tensors[name], unit) for name in ("k", "v"))
         fields = {name: _bytes(cache[name]) for name in ("k", "v")}
         num_heads = layer.query.num_kv_heads
         args: dict[str, Any] = {
             "k_ptr": k, "v_ptr": v, "k_field_ptr": fields["k"], "v_field_ptr": fields["v"],
-            "slots_ptr": slots, "k_value_token": k.stride(0), "k_value_head": k.stride(1),
-            "v_value_token": v.stride(0), "v_value_head": v.stride(1),
+            "slots_ptr": slots, "k_value_token": k.stride(0) // unit, "k_value_head": k.stride(1) // unit,
+            "v_value_token": v.stride(0) // unit, "v_value_head": v.stride(1) // unit,
             "block_size": metadata.group.kernel_block_size, "num_heads": num_heads,
         }  # fmt: skip
-        args |= field_arguments(cache, metadata.heads_first)
+        args |= field_arguments(cache, metadata.heads_first, field_unit)
         args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
         grid = (min(len(slots), len(k)), -(-num_heads // constants["HEADS"]))
         self.launch(write_step, grid, args | constants, **compile_options(self.target))
@@ -106,18 +114,23 @@ class TritonBackend(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attention of every sequence of the step."""
-        q = _unit_stride(query["q"])
-        result = out if out.stride(2) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+        unit, _ = units(layer)
+        q, result = in_units(query["q"], unit), in_units(out, unit)
+        sums = self._constants.get(0.0, 1) if lse is None else lse
+        if lse is not None and lse.stride(1) != 1:
+            sums = lse.clone(memory_format=torch.contiguous_format)
         args = self._layer_arguments(layer, cache, metadata) | {
-            "q_ptr": q, "q_token": q.stride(0), "q_head": q.stride(1),
-            "out_ptr": result, "out_token": result.stride(0), "out_head": result.stride(1),
-            "lse_ptr": self._constants.get(0.0, 1) if lse is None else lse,
-            "lse_token": 0 if lse is None else lse.stride(0), "want_lse": int(lse is not None),
+            "q_ptr": q, "q_token": q.stride(0) // unit, "q_head": q.stride(1) // unit,
+            "out_ptr": result, "out_token": result.stride(0) // unit, "out_head": result.stride(1) // unit,
+            "lse_ptr": sums, "lse_token": 0 if lse is None else sums.stride(0),
+            "want_lse": int(lse is not None),
         }  # fmt: skip
         for one in metadata.passes:
             self._run(layer, one, args)
         if result is not out:
             out.copy_(result)
+        if lse is not None and sums is not lse:
+            lse.copy_(sums)
 
     def _layer_arguments(
         self, layer: AttentionLayer, cache: Mapping[str, torch.Tensor], metadata: StepPlan
@@ -138,7 +151,9 @@ class TritonBackend(AttentionBackend):
             "UPCAST": self._upcast,
             "GENERAL": query.softcap is not None or layer.alibi_slopes is not None,
         }  # fmt: skip
-        args |= field_arguments(cache, metadata.heads_first)
+        unit, cache_unit = units(layer)
+        args |= {"UNIT": unit, "CACHE_UNIT": cache_unit}
+        args |= field_arguments(cache, metadata.heads_first, cache_unit)
         args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
         return args | dims(layer)
 
@@ -147,7 +162,7 @@ class TritonBackend(AttentionBackend):
         programs = layer.query.num_kv_heads * one.tiles_per_head
         slots = one.parts * programs * block_m
         width = int(args["DVP"])
-        part, part_lse = self._workspace(slots, width, programs, block_m)
+        part, part_lse = self._workspace(layer.query, slots, width)
         own = {
             "work_ptr": one.items, "part_ptr": part, "part_lse_ptr": part_lse, "heads": one.heads,
             "tiles_per_head": one.tiles_per_head, "BLOCK_M": block_m, "BLOCK_N": block_n,
@@ -161,28 +176,21 @@ class TritonBackend(AttentionBackend):
         merge |= {name: own[name] for name in _MERGE if name in own} | {"merge_ptr": one.merges}
         self.launch(merge_parts, (len(one.merges), programs), merge, **compile_options(self.target))
 
-    def _workspace(
-        self, slots: int, width: int, programs: int, block_m: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _workspace(self, query: AttentionQuery, slots: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for the parts of split tiles: outputs [slots, width] and log-sum-exps [slots]."""
         needed = slots * (width + 1)
         if len(self._parts) < max(needed, 1):
-            # At most two splits for each program aimed at, unless a number of splits is forced: the first
-            # step that splits takes all that any step will need.
-            usual = 2 * (2 * self.processors + programs) * block_m * (width + 1)
+            # The first step of a layer takes all that any step of layers of its shape will need, unless a
+            # number of splits is forced.
+            usual = most_parts(self.processors) * tallest(query, self.target, self.options) * (width + 1)
             self._parts = torch.empty(max(needed, usual), dtype=torch.float32, device=self.device)
         return self._parts[: slots * width], self._parts[slots * width : needed]
 
 
 _MERGE = (
     "part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "want_lse", "out_token", "out_head",
-    "lse_token", "group", "heads", "tiles_per_head", "DV", "DVP", "BLOCK_M", "UPCAST",
+    "lse_token", "group", "heads", "tiles_per_head", "DV", "DVP", "BLOCK_M", "UNIT", "UPCAST",
 )  # fmt: skip
-
-
-def _unit_stride(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, its last axis contiguous; a projection already gives it so."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _bytes(field: torch.Tensor) -> torch.Tensor:

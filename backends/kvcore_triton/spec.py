@@ -96,6 +96,9 @@ class TritonBackendSpec(BackendSpec):
     @classmethod
     def unsupported_device(cls, facts: DeviceFacts, options: TritonOptions) -> Unsupported | None:
         """CUDA from compute capability 8.0, three AMD targets; a CPU only through the interpreter."""
+        if options.interpret and facts.kind != "cpu":
+            # Not ignored: a run that says that it was interpreted must have been.
+            return Unsupported("backends.triton.interpret", f"true on {facts.kind}", "on a CPU: device=cpu")
         if facts.kind == "cuda":
             if facts.capability is None or facts.capability >= LOWEST_CAPABILITY:
                 return None

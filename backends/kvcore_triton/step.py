@@ -76,13 +76,12 @@ class StepBuffers:
         for short in (True, False):
             seqs = np.flatnonzero(few if short else ~few).astype(np.int64)
             if seqs.size:
-                rows = int(lengths[seqs].max()) * query.group_size
-                works.append(_one_pass(batch, part, query, target, processors, options, seqs, short, rows))
+                works.append(_one_pass(batch, part, query, target, processors, options, seqs, short))
         passes = self._upload(works, 4 * (batch.capacity_tokens + batch.capacity_seqs))
         return StepPlan(part, head_first(group.layout), passes)
 
     def _upload(self, works: list[tuple[Tile, int, int, Work]], least: int) -> tuple[Pass, ...]:
-        size = sum(w.items.size + w.merges.size for *_, w in works)
+        size = sum(_padded(w.items.size) + _padded(w.merges.size) for *_, w in works)
         if self._staging is None or self._staging.host.size < size:
             # Sized for the step's limits at once: growing is for forced splits.
             self._staging = StagingBuffer(max(size, ITEM_COLUMNS * least), torch.int32, self._device)
@@ -93,7 +92,7 @@ class StepBuffers:
             for array, columns in ((work.items, ITEM_COLUMNS), (work.merges, MERGE_COLUMNS)):
                 staging.host[at : at + array.size] = array.reshape(-1)
                 places.append(staging.device[at : at + array.size].view(-1, columns))
-                at += array.size
+                at += _padded(array.size)
             found.append(Pass(sizes, heads, per_head, places[0], places[1], work.parts))
         staging.upload(at)
         return tuple(found)
@@ -101,9 +100,9 @@ class StepBuffers:
 
 def _one_pass(
     batch: Batch, part: GroupBatch, query: AttentionQuery, target: Target, processors: int,
-    options: TritonOptions, seqs: np.typing.NDArray[np.int64], short: bool, rows: int,
+    options: TritonOptions, seqs: np.typing.NDArray[np.int64], short: bool,
 ) -> tuple[Tile, int, int, Work]:  # fmt: skip
-    sizes = sizes_of(query, target, options, short=short, rows=rows)
+    sizes = sizes_of(query, target, options, short=short)
     heads = min(query.group_size, sizes.block_m)
     per_head = -(-query.group_size // heads)
     splits = Splits(
@@ -116,12 +115,29 @@ def _one_pass(
     return sizes, heads, per_head, list_work(batch, part, query.mask, seqs, sizes.block_m // heads, splits)
 
 
-def sizes_of(
-    query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool, rows: int
-) -> Tile:
+def _padded(size: int) -> int:
+    """`size` up to the next 16 bytes: for an array that starts elsewhere Triton compiles the kernel anew."""
+    return -(-size // 4) * 4
+
+
+def most_parts(processors: int) -> int:
+    """Parts that split tiles leave at once, over all programs, unless a number of splits is forced.
+
+    Only the last split of a tile is shorter than the share of a program aimed at, so that tiles that are
+    split have less than twice as many splits as there are such programs.
+    """
+    return 2 * PROGRAMS_PER_PROCESSOR * processors
+
+
+def tallest(query: AttentionQuery, target: Target, options: TritonOptions) -> int:
+    """Rows of the tallest tile of a layer."""
+    return max(sizes_of(query, target, options, short=short).block_m for short in (True, False))
+
+
+def sizes_of(query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool) -> Tile:
     """The table's tile, with what the options override."""
     found = tile(
-        target, few=short, rows=rows, head_dim=query.head_dim, head_dim_v=query.head_dim_v,
+        target, few=short, head_dim=query.head_dim, head_dim_v=query.head_dim_v,
         wide=query.dtype == "float32", quantized=query.quant is not None,
     )  # fmt: skip
     return Tile(

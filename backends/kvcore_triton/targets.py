@@ -129,15 +129,12 @@ def power_of_2(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def tile(
-    target: Target, *, few: bool, rows: int, head_dim: int, head_dim_v: int, wide: bool, quantized: bool
-) -> Tile:
+def tile(target: Target, *, few: bool, head_dim: int, head_dim_v: int, wide: bool, quantized: bool) -> Tile:
     """The tile sizes for one launch.
 
     Args:
         target: Where it runs.
-        few: The step has few query rows a sequence (decode, multi-token decode).
-        rows: Most query rows of one sequence and KV head.
+        few: Every sequence has at most 16 query rows a KV head (decode, multi-token decode).
         head_dim: Of keys.
         head_dim_v: Of values.
         wide: Queries are float32, which multiplies without tensor cores.
@@ -151,11 +148,12 @@ def tile(
         return Tile(16, 32 if dim <= 64 else 16, 4 if dim <= 128 else 16, 1)
     if dim > 256:
         return Tile(16 if few else 32, 32, 8, 1)
+    # Rows that do not start at whole vectors are loaded in pieces, each with an address of its own.
+    pieces = head_dim % 8 or head_dim_v % 8
     if dim > 128:
-        return Tile(16, 32, 8, 2) if few else Tile(64 if large else 32, 32, 8, 2)
-    block_m = min(power_of_2(rows), 64) if few else 64
-    if block_m == 64 and large:
-        return Tile(64, 64, 4, 2)
-    if block_m == 16:
+        return Tile(16, 32, 8, 2) if few else Tile(64 if large and not pieces else 32, 32, 8, 2)
+    if few:
         return Tile(16, 32 if quantized and dim > 64 else 64, 4, 2)
-    return Tile(block_m, 32 if block_m == 64 and dim > 64 else 64, 8, 2)
+    if pieces and dim > 64:
+        return Tile(32, 32, 8, 2)
+    return Tile(64, 64, 4, 2) if large else Tile(64, 32 if dim > 64 else 64, 8, 2)

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from kvcore_triton.arguments import SCALES
-from kvcore_triton.targets import TARGETS, Target, Tile, power_of_2, tile
+from kvcore_triton.arguments import SCALES, most_write_heads, unit_of
+from kvcore_triton.targets import TARGETS, Target, Tile, compile_options, power_of_2, tile
 
-# (head_dim, head_dim_v) of models in use, those that are no power of 2 and unlike ones included.
-DIMS = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
+# (head_dim, head_dim_v) of models in use; some are unlike, no powers of 2, or no multiples of 16.
+DIMS = (
+    (16, 16), (32, 32), (64, 64), (80, 80), (96, 96), (100, 100), (120, 120), (128, 128), (192, 128),
+    (200, 200), (256, 256), (512, 512),
+)  # fmt: skip
 DTYPES = ("bfloat16", "float16", "float32")
 FORMATS = ("same", "int8", "fp8_e4m3", "fp8_e5m2")
 GRANULARITIES = ("tensor", "token_head")
-# Query rows of a KV head that lead to each height of tile.
-ROWS = {"decode": 8, "decode_32": 32, "decode_64": 64, "prefill": 4096}
+PHASES = ("decode", "prefill")
 PROVEN = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942")
 POINTER = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "int8": "*i8"}
 
@@ -36,8 +38,9 @@ class Variant:
         stored: ``same``, or the cache's quantized dtype.
         granularity: Of its scales, for quantized caches.
         head_dim, head_dim_v: Dimensions.
-        phase: ``decode``, ``decode_32``, ``decode_64`` or ``prefill``: the tile.
+        phase: ``decode`` or ``prefill``: the tile.
         general: Soft-cap and ALiBi are looked at.
+        heads: KV heads of a program of the write kernel, 0 for the most.
     """
 
     kernel: str
@@ -49,6 +52,7 @@ class Variant:
     head_dim_v: int = 128
     phase: str = "decode"
     general: bool = False
+    heads: int = 0
 
     @property
     def name(self) -> str:
@@ -58,23 +62,26 @@ class Variant:
         cache = "" if self.stored == "same" else f"-{self.stored}{scales}"
         general = "-general" if self.general else ""
         phase = "" if self.kernel == "write" else f"-{self.phase}"
-        return f"{self.target}-{self.kernel}-{self.dtype}{cache}-d{dims}{phase}{general}"
+        heads = f"-h{self.heads}" if self.heads else ""
+        return f"{self.target}-{self.kernel}-{self.dtype}{cache}-d{dims}{phase}{general}{heads}"
 
     def tile(self) -> Tile:
         """The tile that the table gives it."""
         return tile(
-            TARGETS[self.target], few=self.phase != "prefill", rows=ROWS[self.phase],
+            TARGETS[self.target], few=self.phase == "decode",
             head_dim=self.head_dim, head_dim_v=self.head_dim_v, wide=self.dtype == "float32",
             quantized=self.stored != "same",
         )  # fmt: skip
 
     def possible(self) -> bool:
-        """Whether the target has the cache's type, and the table has a tile of its own for the phase."""
-        if self.stored.startswith("fp8") and self.stored not in TARGETS[self.target].fp8:
-            return False
-        if self.phase in ("decode", "prefill"):
-            return True
-        return self.tile().block_m == ROWS[self.phase]
+        """Whether the target has the cache's type."""
+        return not self.stored.startswith("fp8") or self.stored in TARGETS[self.target].fp8
+
+    def options(self) -> dict[str, int]:
+        """How it is compiled."""
+        target, sizes = TARGETS[self.target], self.tile()
+        own = (sizes.num_warps, sizes.num_stages) if self.kernel == "attend" else ()
+        return compile_options(target, *own)
 
     def signature(self) -> tuple[dict[str, str], dict[str, Any]]:
         """(type of each argument, value of each compile-time constant), by name."""
@@ -86,11 +93,12 @@ def every(targets: tuple[str, ...] = PROVEN) -> Iterator[Variant]:
     formats = [("same", "tensor"), *product(FORMATS[1:], GRANULARITIES)]
     for target, dtype, dims in product(targets, DTYPES, DIMS):
         plain = Variant("attend", target, dtype, head_dim=dims[0], head_dim_v=dims[1])
-        found = [replace(plain, kernel="merge", phase=phase) for phase in ROWS]
+        found = [replace(plain, kernel="merge", phase=phase) for phase in PHASES]
+        heads = [h for h in (1, 2, 4, 8) if h <= most_write_heads(power_of_2(max(dims)))]
         for stored, granularity in formats:
             mine = replace(plain, stored=stored, granularity=granularity)
-            found += [replace(mine, phase=p, general=g) for p, g in product(ROWS, (False, True))]
-            found.append(replace(mine, kernel="write"))
+            found += [replace(mine, phase=p, general=g) for p, g in product(PHASES, (False, True))]
+            found += [replace(mine, kernel="write", heads=h) for h in heads]
         yield from (v for v in found if v.possible())
 
 
@@ -108,6 +116,13 @@ def _scales(variant: Variant) -> int:
 def _dims(variant: Variant) -> dict[str, int]:
     d, dv = variant.head_dim, variant.head_dim_v
     return {"D": d, "DV": dv, "DP": power_of_2(d), "DVP": power_of_2(dv)}
+
+
+def _units(variant: Variant, cache: str) -> dict[str, int]:
+    """Units of strides; `cache` is the constant's name for the cache's."""
+    stored = variant.dtype if variant.stored == "same" else variant.stored
+    both = variant.head_dim, variant.head_dim_v
+    return {"UNIT": unit_of(variant.dtype, *both), cache: unit_of(stored, *both)}
 
 
 def _names(*names: str, kind: str) -> dict[str, str]:
@@ -130,7 +145,7 @@ def _attend(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
         "group", "heads", "tiles_per_head", kind="i32",
     )  # fmt: skip
     fp8 = target.fp8.get(variant.stored)
-    constants = _dims(variant) | {
+    constants = _dims(variant) | _units(variant, "CACHE_UNIT") | {
         "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "SCALES": _scales(variant),
         "HALF_BYTES": fp8 is not None and fp8.half_bytes, "GENERAL": variant.general, "UPCAST": False,
     }  # fmt: skip
@@ -143,8 +158,9 @@ def _merge(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
     types |= _names(
         "want_lse", "out_token", "out_head", "lse_token", "group", "heads", "tiles_per_head", kind="i32"
     )
-    dims = _dims(variant)
-    return types, {"DV": dims["DV"], "DVP": dims["DVP"], "BLOCK_M": variant.tile().block_m, "UPCAST": False}
+    constants = _dims(variant) | _units(variant, "CACHE_UNIT")
+    constants |= {"BLOCK_M": variant.tile().block_m, "UPCAST": False}
+    return types, {name: constants[name] for name in ("DV", "DVP", "BLOCK_M", "UNIT", "UPCAST")}
 
 
 def _write(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
@@ -160,8 +176,8 @@ def _write(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
         "v_scale_token", "v_scale_head", "block_size", "num_heads", kind="i32",
     )  # fmt: skip
     dims = _dims(variant)
-    constants: dict[str, Any] = dims | {
-        "HEADS": min(8, max(1, 2048 // max(dims["DP"], dims["DVP"]))), "SCALES": _scales(variant),
+    constants: dict[str, Any] = dims | _units(variant, "FIELD_UNIT") | {
+        "HEADS": variant.heads or most_write_heads(max(dims["DP"], dims["DVP"])), "SCALES": _scales(variant),
         "FORMAT": 0 if variant.stored == "same" else (2 if fp8 else 1),
         "TOP": fp8.top if fp8 else 127.0, "MANTISSA": fp8.mantissa if fp8 else 3,
         "BIAS": fp8.bias if fp8 else 7, "SIGNED_ZERO": fp8.signed_zero if fp8 else True,

@@ -120,6 +120,8 @@ def test_a_feature_that_nobody_knows_is_refused(monkeypatch):
         ("triton", DeviceFacts("rocm", arch="gfx906"), {}, False),
         ("triton", CPU, {}, False),
         ("triton", CPU, {"interpret": True}, True),
+        ("triton", cuda(9), {"interpret": True}, False),
+        ("triton", ROCM, {"interpret": True}, False),
         ("flash_attn", cuda(8), {}, True),
         ("flash_attn", cuda(7, 5), {}, False),
         ("flash_attn", CPU, {}, False),

@@ -112,10 +112,11 @@ def place_of(smoke: bool) -> Any:
     """The Triton backend on the device, or interpreted for a smoke test."""
     from kvcore_triton.spec import TritonBackendSpec, TritonOptions
 
+    from kvcore.attention.spec import DeviceFacts
     from kvcore.testing.base import here
     from kvcore.testing.planning import Place
 
-    return Place(TritonBackendSpec, TritonOptions(interpret=smoke), here())
+    return Place(TritonBackendSpec, TritonOptions(interpret=smoke), DeviceFacts("cpu") if smoke else here())
 
 
 def run_kit(session: Session, found: Found) -> None:

@@ -6,7 +6,11 @@ of the contract is an interval of keys a query, so a mask costs two integers a r
 tile's interval are never touched. Where the keys of a tile are split over several programs, each leaves its
 part in a workspace and `merge_parts` joins them.
 
-Soft-max runs in base 2. Offsets are 64 bits wide from the block id, and from the token, on.
+Soft-max runs in base 2. Offsets are 64 bits wide from the block id, the token and the head on.
+
+No integer is specialised: values make no variant. What loads and stores must know of strides is a constant:
+those of queries and outputs are counted in UNITs, those of keys and values in CACHE_UNITs, elements that
+every row starts at a multiple of.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
@@ -26,6 +30,20 @@ START = tl.constexpr(6)  # position of the table's first slot
 KEYS_END = tl.constexpr(7)  # one after the sequence's last key
 PART = tl.constexpr(8)  # place in the workspace, -1 for none: the tile is not split
 COLUMNS = tl.constexpr(9)
+
+# Arguments of which nothing is assumed: all numbers, and tensors from outside that are read one by one.
+LOOSE = [
+    "k_scale_ptr", "v_scale_ptr", "slopes_ptr", "sinks_ptr", "table_ptr", "lse_ptr",
+    "scale", "softcap", "window", "right", "chunk", "want_lse",
+    "q_token", "q_head", "out_token", "out_head", "lse_token", "table_row",
+    "k_block", "k_token", "k_head", "v_block", "v_token", "v_head",
+    "k_scale_block", "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head",
+    "block_size", "group", "heads", "tiles_per_head",
+]  # fmt: skip
+LOOSE_IN_MERGE = [
+    "sinks_ptr", "lse_ptr", "want_lse", "out_token", "out_head", "lse_token", "group", "heads",
+    "tiles_per_head",
+]  # fmt: skip
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -71,7 +89,7 @@ def with_sink(peak, total, sink):
     return top, total, shrink
 
 
-@triton.jit(do_not_specialize=["window", "right", "chunk", "softcap", "scale", "want_lse", "group", "heads"])
+@triton.jit(do_not_specialize=LOOSE)
 def attend_tiles(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slopes_ptr, sinks_ptr, table_ptr, work_ptr,
     out_ptr, lse_ptr, part_ptr, part_lse_ptr,
@@ -81,7 +99,7 @@ def attend_tiles(
     k_scale_block, k_scale_token, k_scale_head, v_scale_block, v_scale_token, v_scale_head,
     block_size, group, heads, tiles_per_head,
     D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, CACHE_UNIT: tl.constexpr,
     SCALES: tl.constexpr, HALF_BYTES: tl.constexpr, GENERAL: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One tile, or one split of it.
@@ -100,7 +118,7 @@ def attend_tiles(
 
     r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     d, dv = tl.arange(0, DP), tl.arange(0, DVP)
-    kv_head = y // tiles_per_head
+    kv_head = (y // tiles_per_head).to(tl.int64)
     in_group = (y % tiles_per_head) * heads + r % heads
     token, head = r // heads, kv_head * group + in_group
     row_ok = (token < count) & (in_group < group)
@@ -111,8 +129,8 @@ def attend_tiles(
     first = tl.maximum(tl.maximum(position - window + 1, chunk_start), start)
     last = tl.minimum(tl.minimum(position + right, chunk_start + chunk), keys_end)
 
-    q_at = q_ptr + (row0 + token)[:, None] * q_token + head[:, None] * q_head + d[None, :]
-    q = tl.load(q_at, mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
+    q_row = ((row0 + token) * q_token + head * q_head) * UNIT
+    q = tl.load(q_ptr + q_row[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
     factor, v_factor = scale, 1.0
@@ -131,7 +149,8 @@ def attend_tiles(
         local = key - start
         block = tl.load(table_ptr + seq * table_row + local // block_size, mask=key_ok, other=0).to(tl.int64)
         offset = local % block_size
-        k_at = k_ptr + (block * k_block + offset * k_token + kv_head * k_head)[None, :] + d[:, None]
+        k_row = (block * k_block + offset * k_token + kv_head * k_head) * CACHE_UNIT
+        k_at = k_ptr + k_row[None, :] + d[:, None]
         k = number(tl.load(k_at, mask=key_ok[None, :] & (d < D)[:, None], other=0.0), HALF_BYTES)
         score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * factor
         if SCALES == 2:
@@ -151,7 +170,8 @@ def attend_tiles(
         shrink = tl.exp2(peak - safe)
         total = total * shrink + tl.sum(p, 1)
         # Values that no row of the tile may see are not loaded, so that 0 never meets a NaN.
-        v_at = v_ptr + (block * v_block + offset * v_token + kv_head * v_head)[:, None] + dv[None, :]
+        v_row = (block * v_block + offset * v_token + kv_head * v_head) * CACHE_UNIT
+        v_at = v_ptr + v_row[:, None] + dv[None, :]
         v = number(tl.load(v_at, mask=key_ok[:, None] & (dv < DV)[None, :], other=0.0), HALF_BYTES)
         if SCALES == 2:
             v_scale_at = block * v_scale_block + offset * v_scale_token + kv_head * v_scale_head
@@ -166,7 +186,8 @@ def attend_tiles(
         inverse = v_factor / tl.where(total > 0, total, 1.0)
         out = acc * (shrink * inverse)[:, None]
         out = tl.where((total > 0)[:, None], out, 0.0)
-        out_at = out_ptr + (row0 + token)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
+        out_row = ((row0 + token) * out_token + head * out_head) * UNIT
+        out_at = out_ptr + out_row[:, None] + dv[None, :]
         out_ok = row_ok[:, None] & (dv < DV)[None, :]
         tl.store(out_at, stored(out, out_ptr.dtype.element_ty, UPCAST), mask=out_ok)
         lse = tl.where(total > 0, (peak + tl.log2(tl.where(total > 0, total, 1.0))) * LN2, float("-inf"))
@@ -178,11 +199,11 @@ def attend_tiles(
         tl.store(part_lse_ptr + slot, tl.where(total > 0, peak + tl.log2(safe_total), float("-inf")))
 
 
-@triton.jit(do_not_specialize=["want_lse", "group", "heads"])
+@triton.jit(do_not_specialize=LOOSE_IN_MERGE)
 def merge_parts(
     part_ptr, part_lse_ptr, sinks_ptr, merge_ptr, out_ptr, lse_ptr,
     want_lse, out_token, out_head, lse_token, group, heads, tiles_per_head,
-    DV: tl.constexpr, DVP: tl.constexpr, BLOCK_M: tl.constexpr, UPCAST: tl.constexpr,
+    DV: tl.constexpr, DVP: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The parts of one tile, weighted by their log-sum-exps; a merge is (row, queries, first part, parts)."""
     item, y = tl.program_id(0), tl.program_id(1)
@@ -190,7 +211,7 @@ def merge_parts(
     count, part0 = tl.load(merge_ptr + item * 4 + 1), tl.load(merge_ptr + item * 4 + 2)
     parts = tl.load(merge_ptr + item * 4 + 3)
     r, dv = tl.arange(0, BLOCK_M), tl.arange(0, DVP)
-    kv_head = y // tiles_per_head
+    kv_head = (y // tiles_per_head).to(tl.int64)
     in_group = (y % tiles_per_head) * heads + r % heads
     token, head = r // heads, kv_head * group + in_group
     row_ok = (token < count) & (in_group < group)
@@ -213,7 +234,8 @@ def merge_parts(
     peak, total, shrink = with_sink(peak, total, sink)
     safe_total = tl.where(total > 0, total, 1.0)
     out = tl.where((total > 0)[:, None], acc * (shrink / safe_total)[:, None], 0.0)
-    out_at = out_ptr + (row0 + token)[:, None] * out_token + head[:, None] * out_head + dv[None, :]
+    out_row = ((row0 + token) * out_token + head * out_head) * UNIT
+    out_at = out_ptr + out_row[:, None] + dv[None, :]
     out_ok = row_ok[:, None] & (dv < DV)[None, :]
     tl.store(out_at, stored(out, out_ptr.dtype.element_ty, UPCAST), mask=out_ok)
     lse = tl.where(total > 0, (peak + tl.log2(safe_total)) * LN2, float("-inf"))

@@ -1,7 +1,8 @@
 """The cache write: keys and values of the step into their slots, quantized on the way.
 
 fp8 codes are made by integer arithmetic and stored as bytes: the same bits on every target, interpreted or
-compiled, whether or not the target has the type.
+compiled, whether or not the target has the type. Integers are not specialised; strides are counted in UNITs
+(values) and FIELD_UNITs (fields), as in `attend_tiles`.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
@@ -13,6 +14,15 @@ import triton.language as tl
 # 1.5 * 2^23: added to a float32 below 2^22 it leaves the number, rounded half to even, in the low bits.
 ROUNDER = tl.constexpr(12582912.0)
 ROUNDER_BITS = tl.constexpr(0x4B400000)
+
+# Arguments of which nothing is assumed, as in `kernels.attention`.
+LOOSE = [
+    "k_scale_ptr", "v_scale_ptr", "slots_ptr",
+    "k_value_token", "k_value_head", "v_value_token", "v_value_head",
+    "k_block", "k_token", "k_head", "v_block", "v_token", "v_head",
+    "k_scale_block", "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head",
+    "block_size", "num_heads",
+]  # fmt: skip
 
 
 @triton.jit
@@ -45,15 +55,15 @@ def to_int8(value):
 def write_one(
     values_ptr, field_ptr, scale_ptr, token, block, offset, h, head_ok, value_token, value_head,
     field_block, field_token, field_head, scale_block, scale_token, scale_head,
-    D: tl.constexpr, DP: tl.constexpr, SCALES: tl.constexpr, FORMAT: tl.constexpr, TOP: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, UNIT: tl.constexpr, FIELD_UNIT: tl.constexpr,
+    SCALES: tl.constexpr, FORMAT: tl.constexpr, TOP: tl.constexpr,
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
     """Keys or values of some heads of one token."""
     d = tl.arange(0, DP)
     ok = head_ok[:, None] & (d < D)[None, :]
-    value = tl.load(
-        values_ptr + token * value_token + h[:, None] * value_head + d[None, :], mask=ok, other=0.0
-    )
+    value_row = (token * value_token + h * value_head) * UNIT
+    value = tl.load(values_ptr + value_row[:, None] + d[None, :], mask=ok, other=0.0)
     if FORMAT > 0:
         value = value.to(tl.float32)
         if SCALES == 2:
@@ -68,11 +78,11 @@ def write_one(
         value = to_int8(value)
     if FORMAT == 2:
         value = to_fp8(value, TOP, MANTISSA, BIAS, SIGNED_ZERO)
-    field_at = field_ptr + block * field_block + offset * field_token + h[:, None] * field_head + d[None, :]
-    tl.store(field_at, value, mask=ok)
+    field_row = (block * field_block + offset * field_token + h * field_head) * FIELD_UNIT
+    tl.store(field_ptr + field_row[:, None] + d[None, :], value, mask=ok)
 
 
-@triton.jit(do_not_specialize=["num_heads"])
+@triton.jit(do_not_specialize=LOOSE)
 def write_step(
     k_ptr, v_ptr, k_field_ptr, v_field_ptr, k_scale_ptr, v_scale_ptr, slots_ptr,
     k_value_token, k_value_head, v_value_token, v_value_head,
@@ -80,6 +90,7 @@ def write_step(
     k_scale_block, k_scale_token, k_scale_head, v_scale_block, v_scale_token, v_scale_head,
     block_size, num_heads,
     D: tl.constexpr, DV: tl.constexpr, DP: tl.constexpr, DVP: tl.constexpr, HEADS: tl.constexpr,
+    UNIT: tl.constexpr, FIELD_UNIT: tl.constexpr,
     SCALES: tl.constexpr, FORMAT: tl.constexpr, TOP: tl.constexpr, MANTISSA: tl.constexpr,
     BIAS: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
@@ -88,15 +99,15 @@ def write_step(
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
         block, offset = slot // block_size, slot % block_size
-        h = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        h = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         head_ok = h < num_heads
         write_one(
             k_ptr, k_field_ptr, k_scale_ptr, token, block, offset, h, head_ok, k_value_token, k_value_head,
             k_block, k_token, k_head, k_scale_block, k_scale_token, k_scale_head,
-            D, DP, SCALES, FORMAT, TOP, MANTISSA, BIAS, SIGNED_ZERO,
+            D, DP, UNIT, FIELD_UNIT, SCALES, FORMAT, TOP, MANTISSA, BIAS, SIGNED_ZERO,
         )  # fmt: skip
         write_one(
             v_ptr, v_field_ptr, v_scale_ptr, token, block, offset, h, head_ok, v_value_token, v_value_head,
             v_block, v_token, v_head, v_scale_block, v_scale_token, v_scale_head,
-            DV, DVP, SCALES, FORMAT, TOP, MANTISSA, BIAS, SIGNED_ZERO,
+            DV, DVP, UNIT, FIELD_UNIT, SCALES, FORMAT, TOP, MANTISSA, BIAS, SIGNED_ZERO,
         )  # fmt: skip

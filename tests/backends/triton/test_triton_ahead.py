@@ -11,13 +11,25 @@ import pytest
 
 pytest.importorskip("triton")
 
+from backends.triton.core_kernels import SIGNATURES
 from backends.triton.proof_set import pairs_of, proof_set, wanted_pairs
-from kvcore_triton.ahead import compiled
+from kvcore_triton.ahead import Resources, compiled, resources
 from kvcore_triton.targets import TARGETS, compile_options
 from kvcore_triton.variants import DIMS, DTYPES, PROVEN, Variant, every
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "kernels.md"
+
+
+def shown():
+    """(version of Triton, resources by name of variant) that the page shows."""
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| `((?:sm_|gfx)\S+)` \|([\d |]+)\|$", text, re.MULTILINE)
+    found = {name: Resources(*(int(n) for n in numbers.split("|"))) for name, numbers in rows}
+    return re.search(r"Compiled with triton (\S+),", text)[1], found
+
+
+VERSION, ROWS = shown()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,13 +65,50 @@ def test_the_set_has_every_pair_and_stays_small():
 
 @pytest.mark.parametrize("variant", proof_set(), ids=lambda v: v.name)
 def test_compiles_within_limits(variant):
-    check(variant, compiled(variant))
+    import triton
+
+    found = compiled(variant)
+    check(variant, found)
+    if triton.__version__ == VERSION:
+        assert found == ROWS.get(variant.name), "write the page's table anew: make_register_table.py"
 
 
 def test_the_page_shows_this_set():
     """`python tests/backends/triton/make_register_table.py` writes the table anew."""
-    shown = set(re.findall(r"^\| `((?:sm_|gfx)\S+)` \|", PAGE.read_text(), re.MULTILINE))
-    assert shown == {v.name for v in proof_set()}
+    assert set(ROWS) == {v.name for v in proof_set()}
+
+
+@pytest.mark.parametrize(("kernel", "types", "constants"), SIGNATURES)
+def test_the_kernels_of_the_core_compile(kernel, types, constants):
+    """What the core launches for tables, copies, zeros and plain writes, each on another target in turn."""
+    target = PROVEN[len(types) % len(PROVEN)]
+    from kvcore.memory.kernels import triton_kernels
+
+    found = resources(getattr(triton_kernels, kernel), types, constants, target, {"num_warps": 4})
+    assert found.spilled_bytes == 0
+    assert found.shared_bytes <= TARGETS[target].shared_bytes
+
+
+def test_every_kernel_of_the_core_is_among_them():
+    from kvcore.memory.kernels import triton_kernels
+
+    launched = {n for n, x in vars(triton_kernels).items() if hasattr(x, "arg_names") and n != "slot_of"}
+    assert launched == {kernel for kernel, *_ in SIGNATURES}
+    for kernel, types, constants in SIGNATURES:
+        assert {*types, *constants} == set(getattr(triton_kernels, kernel).arg_names)
+
+
+@pytest.mark.parametrize("kernel", ["attend", "merge", "write"])
+def test_no_value_makes_a_variant(kernel):
+    """Whatever changes from step to step, layer to layer or model to model is not specialised."""
+    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.write import write_step
+
+    jitted = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[kernel]
+    special = {p.name for p in jitted.params if not p.is_constexpr and not p.do_not_specialize}
+    ours = {"work_ptr", "merge_ptr", "part_ptr", "part_lse_ptr"}
+    copied = {"q_ptr", "out_ptr", "k_ptr", "v_ptr", "k_field_ptr", "v_field_ptr"}
+    assert special <= ours | copied
 
 
 def test_an_oversized_tile_fails():

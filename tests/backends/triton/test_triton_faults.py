@@ -114,7 +114,7 @@ from kvcore_triton.kernels import attention
 from kvcore.testing import all_cases, run
 from kvcore.testing.cases import Base
 case = next(c for c in all_cases("full", Base("float32", 32, 16)) if c.id == {OFFSETS!r})
-old = "mask=key_ok, other=0).to(tl.int64)"
+old = "kv_head * k_head) * CACHE_UNIT"
 with tempfile.TemporaryDirectory() as folder, fault(attention, old, sys.argv[1], Path(folder)):
     (result,) = run("triton", [case])
 print(result.outcome)
@@ -123,7 +123,10 @@ print(result.outcome)
 
 @pytest.mark.parametrize(
     ("put", "ends"),
-    [("mask=key_ok, other=0)", ("failed", "killed")), ("mask=key_ok, other=0).to(tl.int64)", ("passed",))],
+    [
+        ("kv_head * k_head).to(tl.int32) * CACHE_UNIT", ("failed", "killed")),
+        ("kv_head * k_head) * CACHE_UNIT", ("passed",)),
+    ],
 )
 def test_32_bit_offsets_are_killed(put, ends):
     """They read memory that is not ours: the run fails, or its process dies of a segmentation fault."""

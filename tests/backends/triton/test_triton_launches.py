@@ -6,15 +6,18 @@ import torch
 
 pytest.importorskip("triton")
 
-from backends.triton.recording import Recorder, check_attend, check_write
+from backends.triton.recording import Recorder, check_attend, check_merge, check_write
 from kvcore_triton.backend import TritonBackend
-from kvcore_triton.kernels import attention
+from kvcore_triton.kernels import attention, write
 from kvcore_triton.spec import TritonOptions
+from kvcore_triton.step import most_parts
 from kvcore_triton.targets import TARGETS
+from kvcore_triton.variants import DIMS, DTYPES, FORMATS, GRANULARITIES, PROVEN
 
 from kvcore.attention.backend import AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch, GroupBatch
 from kvcore.attention.query import AttentionQuery, Mask
+from kvcore.memory.dtypes import torch_dtype
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.content import KVHeads, Quant
 from kvcore.spec.layout import hnd, nhd
@@ -49,7 +52,7 @@ def views(content, layout, size, blocks):
     stride = 3 * sized.kernel_page_bytes
     found = {}
     for place in sized.places:
-        dtype = getattr(torch, {"fp8_e4m3": "float8_e4m3fn"}.get(place.dtype, place.dtype))
+        dtype = torch_dtype(place.dtype)
         steps = [stride // dtype.itemsize, *(s // dtype.itemsize for s in place.strides)]
         found[place.name] = torch.empty_strided((blocks, *place.shape), steps, dtype=dtype, device=META)
     return found, sized
@@ -60,7 +63,24 @@ SHAPES = {
     "one decode over a million tokens": ([1], [2**20 - 1], 16, 70_000),
     "a million tokens of prefill": ([2**20 - 5], [5], 128, 9_000),
     "mixed": ([1] * 300 + [7, 512, 33, 2], [900] * 300 + [0, 100, 4000, 31], 32, 100_000),
+    # Numbers of items and merges that are no multiples of 4: the second pass starts within the list.
+    "a short and a long pass": ([1, 1, 1, 77, 2], [900, 5000, 40_000, 9000, 3], 16, 100_000),
 }
+
+
+def backend_of(recorder, target="sm_90", **options):
+    return TritonBackend(
+        "meta", TritonOptions(**options), target=TARGETS[target], processors=132, launcher=recorder
+    )
+
+
+def token_major(*shape, dtype):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def head_major(tokens, heads, dim, *, dtype):
+    """As transformers hands queries over: heads are the outer axis."""
+    return torch.empty(heads, tokens, dim, dtype=dtype, device=META).transpose(0, 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -69,6 +89,10 @@ SHAPES = {
     ("dtype", "quant"), [("bfloat16", None), ("int8", "token_head"), ("fp8_e4m3", "head")]
 )
 def test_launches_stay_in_bounds(shape, layout, dtype, quant):
+    launch_a_shape(shape, layout, dtype, quant)
+
+
+def launch_a_shape(shape, layout, dtype, quant, made=token_major):
     scheduled, computed, size, blocks = SHAPES[shape]
     heads, kv_heads = 32, 8
     content = KVHeads(kv_heads, 128, dtype=dtype, quant=Quant(quant) if quant else None)
@@ -80,25 +104,28 @@ def test_launches_stay_in_bounds(shape, layout, dtype, quant):
     columns = -(-(max(c + s for c, s in zip(computed, scheduled, strict=True))) // size)
     batch = batch_of(scheduled, computed, size, columns)
     recorder = Recorder()
-    backend = TritonBackend(
-        "meta", TritonOptions(), target=TARGETS["sm_90"], processors=132, launcher=recorder
-    )
+    backend = backend_of(recorder)
     plan = backend.prepare(batch, AttentionGroup(0, query, (layer,), sized))
     tokens = batch.num_tokens
-    fresh = {n: torch.empty(tokens, kv_heads, 128, dtype=torch.bfloat16, device=META) for n in ("k", "v")}
-    q = torch.empty(tokens, heads, 128, dtype=torch.bfloat16, device=META)
+    fresh = {n: made(tokens, kv_heads, 128, dtype=torch.bfloat16) for n in ("k", "v")}
+    q = made(tokens, heads, 128, dtype=torch.bfloat16)
     backend.write(layer, fresh, cache, batch, plan)
     backend.attend(layer, {"q": q}, fresh, cache, plan, torch.empty_like(q),
                    torch.empty(tokens, heads, device=META))  # fmt: skip
     check_write(recorder.launches[0], tokens, kv_heads, blocks)
     staged = backend._buffers[0, query]._staging.host
-    at, seen = 0, np.zeros(tokens, np.int64)
+    seen = np.zeros(tokens, np.int64)
     for one in plan.passes:
-        items = staged[at : at + one.items.numel()].reshape(-1, 9).astype(np.int64)
-        merges = staged[at + one.items.numel() :][: one.merges.numel()].reshape(-1, 4).astype(np.int64)
-        at += one.items.numel() + one.merges.numel()
+        items, merges = (
+            staged[x.storage_offset() :][: x.numel()].reshape(x.shape).astype(np.int64)
+            for x in (one.items, one.merges)
+        )
         launch = next(x for x in recorder.launches if x[2].get("work_ptr") is one.items)
         check_attend(launch, items, tokens, heads, kv_heads, blocks)
+        merged = [x for x in recorder.launches if x[2].get("merge_ptr") is one.merges]
+        assert len(merged) == (len(merges) > 0)
+        for merge in merged:
+            check_merge(merge, launch[2], merges, items, tokens, heads, kv_heads)
         direct = items[items[:, 8] < 0]
         for rows in (direct[:, 1:3], merges[:, :2]):
             np.add.at(seen, np.concatenate([np.arange(a, a + n) for a, n in rows] or [[]]).astype(int), 1)
@@ -113,13 +140,79 @@ def test_launches_stay_in_bounds(shape, layout, dtype, quant):
         assert attend[1][0] * attend[1][1] >= 132, "one long sequence must fill the device"
 
 
+def test_head_major_queries_and_values_of_a_million_tokens():
+    """The offset of a head passes 2^31: the kernels' heads are 64 bits wide."""
+    q = head_major(2**20, 32, 128, dtype=torch.bfloat16)
+    assert q.stride(1) * 31 > 2**31
+    shape = "a million tokens of prefill"
+    launch_a_shape(shape, nhd, "bfloat16", None, head_major)
+
+
+@pytest.mark.parametrize("target", PROVEN)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_what_is_launched_is_what_was_compiled(target, dims):
+    """Types, constants and options of every launch are those of a variant; the recorder looks them up."""
+    formats = [("same", None)] + [(d, g) for d in FORMATS[1:] for g in GRANULARITIES]
+    for dtype in DTYPES:
+        for stored, quant in formats:
+            if stored.startswith("fp8") and stored not in TARGETS[target].fp8:
+                continue
+            for i, (heads, kv_heads) in enumerate(((1, 1), (12, 3), (40, 20), (64, 2))):
+                launch_all(target, dtype, dtype if stored == "same" else stored, quant, dims, heads, kv_heads,
+                           general=i % 2 == 1)  # fmt: skip
+
+
+def launch_all(target, dtype, stored, quant, dims, heads, kv_heads, *, general):
+    """A step with a short and a long pass; both are split."""
+    content = KVHeads(kv_heads, *dims, dtype=stored, quant=Quant(quant) if quant else None)
+    cache, sized = views(content, hnd(content) if general else nhd(content), 32, 5000)
+    query = AttentionQuery("kv", dtype, stored, heads, kv_heads, *dims, quant=quant,
+                           softcap=30.0 if general else None)  # fmt: skip
+    layer = AttentionLayer(CacheId(0), query)
+    batch = batch_of([1, 40], [40_000, 40_000], 32, 2000)
+    recorder = Recorder(target)
+    backend = backend_of(recorder, target)
+    plan = backend.prepare(batch, AttentionGroup(0, query, (layer,), sized))
+    made = head_major if general else token_major
+    element = getattr(torch, dtype)
+    fresh = {n: made(41, kv_heads, d, dtype=element) for n, d in zip("kv", dims, strict=True)}
+    backend.write(layer, fresh, cache, batch, plan)
+    out = token_major(41, heads, dims[1], dtype=element)
+    backend.attend(layer, {"q": made(41, heads, dims[0], dtype=element)}, fresh, cache, plan, out)
+    kinds = [kernel for kernel, *_ in recorder.launches]
+    assert kinds[0] is write.write_step
+    assert kinds.count(attention.attend_tiles) == len(plan.passes)
+    assert attention.merge_parts in kinds
+
+
+def test_the_workspace_never_moves():
+    """What the first step takes serves taller tiles and other lengths too."""
+    content = KVHeads(2, 64, dtype="bfloat16")
+    cache, sized = views(content, nhd(content), 16, 50_000)
+    query = AttentionQuery("kv", "bfloat16", "bfloat16", 8, 2, 64, 64)
+    layer = AttentionLayer(CacheId(0), query)
+    backend = backend_of(Recorder())
+    rng, held = np.random.default_rng(3), None
+    for step in range(40):
+        n = int(rng.integers(1, 30))
+        scheduled = [1] * n if step == 0 else rng.choice([1, 1, 3, 64, 500], n).tolist()
+        batch = batch_of(scheduled, rng.integers(1, 200_000, n).tolist(), 16, 13_000)
+        plan = backend.prepare(batch, AttentionGroup(0, query, (layer,), sized))
+        for one in plan.passes:
+            assert one.parts * 2 * one.tiles_per_head < most_parts(132)
+        q = token_major(sum(scheduled), 8, 64, dtype=torch.bfloat16)
+        backend.attend(layer, {"q": q}, None, cache, plan, torch.empty_like(q))
+        held = backend._parts if held is None else held
+        assert backend._parts is held
+
+
 def test_a_view_of_more_than_2_31_elements():
     content = KVHeads(8, 128, dtype="bfloat16")
     cache, _ = views(content, nhd(content), 16, 70_000)
     assert cache["k"].stride(0) * (len(cache["k"]) - 1) > 2**31
 
 
-@pytest.mark.parametrize("field", ["k_head", "q_token", "block_size"])
+@pytest.mark.parametrize("field", ["k_head", "q_token", "block_size", "group", "UNIT"])
 def test_a_wrong_stride_is_noticed(field, monkeypatch):
     """The recorder can fail."""
     import kvcore_triton.backend as module
@@ -131,4 +224,28 @@ def test_a_wrong_stride_is_noticed(field, monkeypatch):
         lambda self, layer, one, args: run(self, layer, one, {**args, field: args[field] + 1}),
     )
     with pytest.raises(AssertionError):
-        test_launches_stay_in_bounds("mixed", nhd, "bfloat16", None)
+        launch_a_shape("mixed", nhd, "bfloat16", None)
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_a_wrong_merge_is_noticed(column, monkeypatch):
+    import kvcore_triton.step as module
+
+    listed = module.list_work
+
+    def wrong(*args):
+        work = listed(*args)
+        work.merges[-1:, column] += 1
+        return work
+
+    monkeypatch.setattr(module, "list_work", wrong)
+    with pytest.raises(AssertionError):
+        launch_a_shape("one decode over a million tokens", nhd, "bfloat16", None)
+
+
+def test_an_array_that_does_not_start_at_16_bytes_is_noticed(monkeypatch):
+    import kvcore_triton.step as module
+
+    monkeypatch.setattr(module, "_padded", lambda size: size)
+    with pytest.raises(AssertionError, match=r"(work|merge)_ptr"):
+        launch_a_shape("a short and a long pass", nhd, "bfloat16", None)

@@ -130,6 +130,7 @@ def test_fp8_codes_of_every_half(name):
         args |= {f"{n}_value_token": 4096, f"{n}_value_head": 512, f"{n}_block": 65536, f"{n}_token": 4096,
                  f"{n}_head": 512}  # fmt: skip
         args |= {f"{n}_scale_{axis}": 0 for axis in ("block", "token", "head")}
+    args |= {"UNIT": 1, "FIELD_UNIT": 1}
     args |= {"block_size": 16, "num_heads": 8, "D": 512, "DV": 512, "DP": 512, "DVP": 512, "HEADS": 8,
              "SCALES": 1, "FORMAT": 2, "TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias,
              "SIGNED_ZERO": kind.signed_zero}  # fmt: skip
