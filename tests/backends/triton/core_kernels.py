@@ -16,6 +16,7 @@ _ZERO = ("target_layer", "target_run", "target_block", "runs", "width")
 _WRITE = ("field_block", "field_token", "field_outer", "field_inner", "values_token", "values_outer",
           "values_inner", "block_size", "inner", "total")  # fmt: skip
 
+UNITS = ("*i64", "*i32", "*i16", "*i8")
 SIGNATURES = [
     ("slots_of_tokens", _slots({"rows_ptr": "*i64", "positions_ptr": "*i64"}, "tokens"), {"BLOCK": 256}),
     ("slots_of_tokens", _slots({"rows_ptr": "*i32", "positions_ptr": "*i32"}, "tokens"), {"BLOCK": 256}),
@@ -24,11 +25,11 @@ SIGNATURES = [
         ("copy_pieces",
          _of({"source_ptr": unit, "target_ptr": unit, "from_ptr": "*i64", "to_ptr": "*i64"}, *_COPY),
          {"BLOCK": 1024})
-        for unit in ("*i64", "*i8")
+        for unit in UNITS
     ),
     *(
         ("zero_pieces", _of({"target_ptr": unit, "blocks_ptr": "*i64"}, *_ZERO), {"BLOCK": 1024})
-        for unit in ("*i64", "*i8")
+        for unit in UNITS
     ),
     *(
         ("write_slots", _of({"field_ptr": kind, "values_ptr": kind, "slots_ptr": "*i64"}, *_WRITE),

@@ -78,12 +78,12 @@ def test_the_page_shows_this_set():
     assert set(ROWS) == {v.name for v in proof_set()}
 
 
-@pytest.mark.parametrize(("kernel", "types", "constants"), SIGNATURES)
-def test_the_kernels_of_the_core_compile(kernel, types, constants):
+@pytest.mark.parametrize("i", range(len(SIGNATURES)))
+def test_the_kernels_of_the_core_compile(i):
     """What the core launches for tables, copies, zeros and plain writes, each on another target in turn."""
-    target = PROVEN[len(types) % len(PROVEN)]
     from kvcore.memory.kernels import triton_kernels
 
+    (kernel, types, constants), target = SIGNATURES[i], PROVEN[i % len(PROVEN)]
     found = resources(getattr(triton_kernels, kernel), types, constants, target, {"num_warps": 4})
     assert found.spilled_bytes == 0
     assert found.shared_bytes <= TARGETS[target].shared_bytes

@@ -9,10 +9,12 @@ import pytest
 from backends.triton.planted import fault
 from kvcore_triton.kernels import attention, write
 
+from kvcore.attention.spec import DeviceFacts
 from kvcore.testing import all_cases, run
 from kvcore.testing.cases import Base
 
 pytest.importorskip("triton")
+CPU = DeviceFacts("cpu")
 CASES = {c.id: c for c in all_cases("full", Base("float32", 32, 16))}
 
 # name -> (module, what stands there, what is put there, the case that must fail)
@@ -101,7 +103,7 @@ FAULTS = {
 def test_the_kit_kills_it(name, tmp_path):
     module, old, new, case = FAULTS[name]
     with fault(module, old, new, tmp_path):
-        (result,) = run("triton", [CASES[case]])
+        (result,) = run("triton", [CASES[case]], facts=CPU)
     assert (result.outcome, result.rung) == ("failed", "interpreter"), result.reason
 
 
@@ -111,12 +113,13 @@ import sys, tempfile
 from pathlib import Path
 from backends.triton.planted import fault
 from kvcore_triton.kernels import attention
+from kvcore.attention.spec import DeviceFacts
 from kvcore.testing import all_cases, run
 from kvcore.testing.cases import Base
 case = next(c for c in all_cases("full", Base("float32", 32, 16)) if c.id == {OFFSETS!r})
 old = "kv_head * k_head) * CACHE_UNIT"
 with tempfile.TemporaryDirectory() as folder, fault(attention, old, sys.argv[1], Path(folder)):
-    (result,) = run("triton", [case])
+    (result,) = run("triton", [case], facts=DeviceFacts("cpu"))
 print(result.outcome)
 """
 
@@ -141,5 +144,5 @@ def test_32_bit_offsets_are_killed(put, ends):
 @pytest.mark.long
 @pytest.mark.parametrize("case", sorted({c for *_, c in FAULTS.values()}))
 def test_and_without_it_passes(case):
-    (result,) = run("triton", [CASES[case]])
+    (result,) = run("triton", [CASES[case]], facts=CPU)
     assert (result.outcome, result.rung) == ("passed", "interpreter"), result.reason
