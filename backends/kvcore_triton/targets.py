@@ -156,4 +156,8 @@ def tile(target: Target, *, few: bool, head_dim: int, head_dim_v: int, wide: boo
         return Tile(16, 32 if quantized and dim > 64 else 64, 4, 2)
     if pieces and dim > 64:
         return Tile(32, 32, 8, 2)
-    return Tile(64, 64, 4, 2) if large else Tile(64, 32 if dim > 64 else 64, 8, 2)
+    if large:
+        # Scales, and masks of what lies between a dim and its power of 2, take registers of their own.
+        masked = dim > 64 and min(head_dim, head_dim_v) < dim
+        return Tile(64, 32 if quantized and masked else 64, 4, 2)
+    return Tile(64, 32 if dim > 64 else 64, 8, 2)
