@@ -151,7 +151,9 @@ def tile(target: Target, *, few: bool, head_dim: int, head_dim_v: int, wide: boo
     # Rows that do not start at whole vectors are loaded in pieces, each with an address of its own.
     pieces = head_dim % 8 or head_dim_v % 8
     if dim > 128:
-        return Tile(16, 32, 8, 2) if few else Tile(64 if large and not pieces else 32, 32, 8, 2)
+        # sm_90 has codes and numbers in registers; sm_100 keeps its sums elsewhere.
+        tall = large and not pieces and not (quantized and target.name == "sm_90")
+        return Tile(16, 32, 8, 2) if few else Tile(64 if tall else 32, 32, 8, 2)
     if few:
         return Tile(16, 32 if quantized and dim > 64 else 64, 4, 2)
     if pieces and dim > 64:
