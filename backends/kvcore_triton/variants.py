@@ -93,7 +93,11 @@ def every(targets: tuple[str, ...] = PROVEN) -> Iterator[Variant]:
     formats = [("same", "tensor"), *product(FORMATS[1:], GRANULARITIES)]
     for target, dtype, dims in product(targets, DTYPES, DIMS):
         plain = Variant("attend", target, dtype, head_dim=dims[0], head_dim_v=dims[1])
-        found = [replace(plain, kernel="merge", phase=phase) for phase in PHASES]
+        merges = [replace(plain, kernel="merge", phase=phase) for phase in PHASES]
+        coded = [replace(merge, stored="int8") for merge in merges]
+        found = merges + [
+            c for c, m in zip(coded, merges, strict=True) if c.tile().block_m != m.tile().block_m
+        ]
         heads = [h for h in (1, 2, 4, 8) if h <= most_write_heads(power_of_2(max(dims)))]
         for stored, granularity in formats:
             mine = replace(plain, stored=stored, granularity=granularity)

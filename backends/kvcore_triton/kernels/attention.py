@@ -6,7 +6,8 @@ of the contract is an interval of keys a query, so a mask costs two integers a r
 tile's interval are never touched. Where the keys of a tile are split over several programs, each leaves its
 part in a workspace and `merge_parts` joins them.
 
-Soft-max runs in base 2. Offsets are 64 bits wide from the block id, the token and the head on.
+Soft-max runs in base 2. Offsets are 64 bits wide from the block id, the token and the head on (heads
+widen where they are used: held through the loop, wide ones cost registers that some tiles lack).
 
 No integer is specialised: values make no variant. What loads and stores must know of strides is a constant:
 those of queries and outputs are counted in UNITs, those of keys and values in CACHE_UNITs, elements that
@@ -118,7 +119,7 @@ def attend_tiles(
 
     r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     d, dv = tl.arange(0, DP), tl.arange(0, DVP)
-    kv_head = (y // tiles_per_head).to(tl.int64)
+    kv_head = y // tiles_per_head
     in_group = (y % tiles_per_head) * heads + r % heads
     token, head = r // heads, kv_head * group + in_group
     row_ok = (token < count) & (in_group < group)
@@ -129,7 +130,7 @@ def attend_tiles(
     first = tl.maximum(tl.maximum(position - window + 1, chunk_start), start)
     last = tl.minimum(tl.minimum(position + right, chunk_start + chunk), keys_end)
 
-    q_row = ((row0 + token) * q_token + head * q_head) * UNIT
+    q_row = ((row0 + token) * q_token + head.to(tl.int64) * q_head) * UNIT
     q = tl.load(q_ptr + q_row[:, None] + d[None, :], mask=row_ok[:, None] & (d < D)[None, :], other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
@@ -186,7 +187,7 @@ def attend_tiles(
         inverse = v_factor / tl.where(total > 0, total, 1.0)
         out = acc * (shrink * inverse)[:, None]
         out = tl.where((total > 0)[:, None], out, 0.0)
-        out_row = ((row0 + token) * out_token + head * out_head) * UNIT
+        out_row = ((row0 + token) * out_token + head.to(tl.int64) * out_head) * UNIT
         out_at = out_ptr + out_row[:, None] + dv[None, :]
         out_ok = row_ok[:, None] & (dv < DV)[None, :]
         tl.store(out_at, stored(out, out_ptr.dtype.element_ty, UPCAST), mask=out_ok)
@@ -211,7 +212,7 @@ def merge_parts(
     count, part0 = tl.load(merge_ptr + item * 4 + 1), tl.load(merge_ptr + item * 4 + 2)
     parts = tl.load(merge_ptr + item * 4 + 3)
     r, dv = tl.arange(0, BLOCK_M), tl.arange(0, DVP)
-    kv_head = (y // tiles_per_head).to(tl.int64)
+    kv_head = y // tiles_per_head
     in_group = (y % tiles_per_head) * heads + r % heads
     token, head = r // heads, kv_head * group + in_group
     row_ok = (token < count) & (in_group < group)
@@ -234,7 +235,7 @@ def merge_parts(
     peak, total, shrink = with_sink(peak, total, sink)
     safe_total = tl.where(total > 0, total, 1.0)
     out = tl.where((total > 0)[:, None], acc * (shrink / safe_total)[:, None], 0.0)
-    out_row = ((row0 + token) * out_token + head * out_head) * UNIT
+    out_row = ((row0 + token) * out_token + head.to(tl.int64) * out_head) * UNIT
     out_at = out_ptr + out_row[:, None] + dv[None, :]
     out_ok = row_ok[:, None] & (dv < DV)[None, :]
     tl.store(out_at, stored(out, out_ptr.dtype.element_ty, UPCAST), mask=out_ok)
