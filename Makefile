@@ -8,9 +8,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # set-up from asking for a CUDA build of torch.
 FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE
 FLASHINFER_LATER := $(VENV)-flashinfer-0.7
-# Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'. Forty tokens keep the
+# Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'. Few tokens keep the
 # sample run short on two cores.
-ARGS ?= sampling.max_tokens=40
+ARGS ?= sampling.max_tokens=32
 
 .PHONY: run test test-long docs bench clean
 
