@@ -50,7 +50,8 @@ def cover(cases: Sequence[Case]) -> list[Case]:
     kept, seen = list[Case](), set[tuple[str, str]]()
     for case in sorted(cases, key=lambda c: (c.level != "L0", c.cost, c.id)):
         # Of a value over latents nothing follows for KV heads, which other backends serve.
-        facts = {(axis, f"{value} {case.stores}") for axis, value in case.axes().items()} - _sizes(case)
+        axes = {axis: value for axis, value in case.axes().items() if axis != "block_size"}
+        facts = {(axis, f"{value} {case.stores}") for axis, value in axes.items()}
         facts |= {("check", f"{case.level} {case.check}"), ("layout", str(case.layout))}
         facts |= {("attend", case.dtype)} if (case.level, case.check) == ("L2", "attend") else set()
         facts |= {("poison", case.poison), ("placement", case.placement), ("neighbour", case.neighbour)}
@@ -59,10 +60,6 @@ def cover(cases: Sequence[Case]) -> list[Case]:
             kept.append(case)
             seen |= facts
     return sorted(kept, key=lambda c: c.level)
-
-
-def _sizes(case: Case) -> set[tuple[str, str]]:
-    return {("block_size", f"{case.block_size} {case.stores}")}
 
 
 def level_2(m: Maker) -> Iterator[Case]:

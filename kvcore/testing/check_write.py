@@ -44,7 +44,6 @@ def _write(
     context: Context, scene: Scene, layer: SceneLayer, fresh: Tensors, batch: Batch, metadata: list[object],
     guard: Guard, skipped: set[int],
 ) -> None:  # fmt: skip
-    kept = {name: t.clone() for name, t in fresh.items()}
     given = keep_given(fresh)
     cache = scene.views[layer.layer.cache_id]
     context.backend.write(layer.layer, fresh, cache, batch, metadata[layer.kv_group])
@@ -52,7 +51,7 @@ def _write(
     slots = scene.step_slots(layer.kv_group)
     rows = [t for t in range(len(slots)) if t not in skipped]
     guard.written(layer, [slots[t] for t in rows])
-    _read_back(scene, layer, {n: t.double().cpu().numpy() for n, t in kept.items()}, slots, rows)
+    _read_back(scene, layer, {n: t.double().cpu().numpy() for n, t in fresh.items()}, slots, rows)
 
 
 def _read_back(
