@@ -26,15 +26,7 @@ _HOMES = {
     "hookimpl": "kvcore.registry.hookspecs",
 }
 _ROOMS = ("plan", "testing")
-__all__ = [
-    "LLM",
-    "AttentionBackend",
-    "BackendSpec",
-    "KVCacheManager",
-    "hookimpl",
-    "plan",
-    "testing",
-]
+__all__ = ["LLM", "AttentionBackend", "BackendSpec", "KVCacheManager", "hookimpl", "plan", "testing"]
 
 
 def __getattr__(name: str) -> Any:

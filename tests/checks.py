@@ -75,9 +75,7 @@ def print_times(took: list[tuple[str, float, int]], by_file: dict[str, float], w
     for name, seconds, limit in shares(by_file):
         # Test time is summed over the workers; its share of the wall clock is what a limit speaks of.
         mine = pytest_wall * seconds / total
-        print(
-            f"share of '{name}': {mine:.0f} s of {limit:.0f} s{'' if mine <= limit else '  OVER ITS LIMIT'}"
-        )
+        print(f"share of '{name}': {mine:.0f} s of {limit:.0f} s{'' if mine <= limit else '  OVER ITS LIMIT'}")
     print(f"all checks: {wall:.0f} s")
 
 

@@ -70,9 +70,14 @@ class FlashAttnBackend(AttentionBackend):
                 lse[rows].copy_(lse_tH.masked_fill(lse_tH == torch.inf, -torch.inf))
 
     def _paged(
-        self, layer: AttentionLayer, query_tHD: torch.Tensor, cache: Mapping[str, torch.Tensor], step: Step,
-        segment: Segment, want_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        query_tHD: torch.Tensor,
+        cache: Mapping[str, torch.Tensor],
+        step: Step,
+        segment: Segment,
+        want_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         result = self.library.with_kvcache(
             q=query_tHD.view(segment.count, segment.query_len, *query_tHD.shape[1:]),
             k_cache=cache["k"],
@@ -92,9 +97,14 @@ class FlashAttnBackend(AttentionBackend):
         return out_nqHD.flatten(0, 1), lse_nHq.transpose(1, 2).flatten(0, 1)
 
     def _varlen(
-        self, layer: AttentionLayer, query_tHD: torch.Tensor, cache: Mapping[str, torch.Tensor], step: Step,
-        segment: Segment, want_lse: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        query_tHD: torch.Tensor,
+        cache: Mapping[str, torch.Tensor],
+        step: Step,
+        segment: Segment,
+        want_lse: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         result = self.library.varlen(
             q=query_tHD,
             k=cache["k"],
@@ -140,16 +150,22 @@ def _check_layer(layer: AttentionLayer, query_THD: torch.Tensor, cache: Mapping[
     for name in ("k", "v"):
         if cache[name].dtype != query_THD.dtype:
             raise IntegrityError(
-                "queries and cache must have one dtype", field=name, got=str(cache[name].dtype),
+                "queries and cache must have one dtype",
+                field=name,
+                got=str(cache[name].dtype),
                 allowed=str(query_THD.dtype),
-            )  # fmt: skip
+            )
     if layer.query.alibi != (slopes is not None):
         raise IntegrityError(
-            "the layer's slopes and its facts disagree", field="alibi_slopes",
-            got="none" if slopes is None else tuple(slopes.shape), allowed=f"alibi={layer.query.alibi}",
-        )  # fmt: skip
+            "the layer's slopes and its facts disagree",
+            field="alibi_slopes",
+            got="none" if slopes is None else tuple(slopes.shape),
+            allowed=f"alibi={layer.query.alibi}",
+        )
     if slopes is not None and (slopes.dtype != torch.float32 or tuple(slopes.shape) != (heads,)):
         raise IntegrityError(
-            "slopes are float32 [H]", field="alibi_slopes", got=f"{slopes.dtype} {tuple(slopes.shape)}",
+            "slopes are float32 [H]",
+            field="alibi_slopes",
+            got=f"{slopes.dtype} {tuple(slopes.shape)}",
             allowed=f"float32 ({heads},)",
-        )  # fmt: skip
+        )

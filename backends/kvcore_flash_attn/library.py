@@ -42,8 +42,10 @@ def load(options: FlashAttnOptions) -> Library:
     if reason is not None:
         raise BackendUnavailableError(
             f"backend flash_attn is not available on this machine: {reason}",
-            field="backend", got="flash_attn", remedy=reason,
-        )  # fmt: skip
+            field="backend",
+            got="flash_attn",
+            remedy=reason,
+        )
     variant = VARIANTS[options.variant]
     shown = f"{variant.distribution} {version(variant.distribution)}"
     if options.emulate:

@@ -41,14 +41,18 @@ class FlashAttnOptions:
         if self.variant in PLANNED:
             raise NotBuiltError(
                 f"{PLANNED[self.variant]} is another package and not built yet",
-                field="backends.flash_attn.variant", got=self.variant, allowed=list(VARIANTS),
+                field="backends.flash_attn.variant",
+                got=self.variant,
+                allowed=list(VARIANTS),
                 remedy="use backends.flash_attn.variant=fa2",
-            )  # fmt: skip
+            )
         if self.variant not in VARIANTS:
             raise ConfigError(
                 "unknown variant of FlashAttention",
-                field="backends.flash_attn.variant", got=self.variant, allowed=list(VARIANTS),
-            )  # fmt: skip
+                field="backends.flash_attn.variant",
+                got=self.variant,
+                allowed=list(VARIANTS),
+            )
 
 
 class FlashAttnBackendSpec(BackendSpec):
@@ -102,9 +106,7 @@ class FlashAttnBackendSpec(BackendSpec):
         return refused
 
     @classmethod
-    def layouts(
-        cls, spec: KVCacheSpec, facts: DeviceFacts, options: FlashAttnOptions
-    ) -> Sequence[LayoutOption]:
+    def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: FlashAttnOptions) -> Sequence[LayoutOption]:
         """``nhd``, then ``kv_first``, in multiples of the variant's page step."""
         content = spec.content
         if not isinstance(content, KVHeads) or content.quant is not None or content.head_dim != content.v_dim:

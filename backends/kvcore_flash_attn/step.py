@@ -130,17 +130,23 @@ def _check(part: GroupBatch, group: AttentionGroup, page_step: int) -> None:
         if axes != ("token", "head", "dim"):
             raise BackendUnsupportedError(
                 "FlashAttention reads pages of (token, head, dim) only",
-                field="layout", got=group.layout.layout.name, allowed=["nhd", "kv_first"],
-            )  # fmt: skip
+                field="layout",
+                got=group.layout.layout.name,
+                allowed=["nhd", "kv_first"],
+            )
     if part.kernel_block_size % page_step:
         raise BackendUnsupportedError(
             "FlashAttention's pages hold a multiple of so many tokens",
-            field="kernel_block_size", got=part.kernel_block_size, allowed=f"multiples of {page_step}",
-        )  # fmt: skip
+            field="kernel_block_size",
+            got=part.kernel_block_size,
+            allowed=f"multiples of {page_step}",
+        )
     for name in ("block_table_SN", "kv_lens"):
         tensor = getattr(part, name)
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:
             raise IntegrityError(
                 "the kernels read tables and lengths as contiguous int32",
-                field=name, got=f"{tensor.dtype}, stride {tensor.stride(-1)}", allowed="int32, stride 1",
-            )  # fmt: skip
+                field=name,
+                got=f"{tensor.dtype}, stride {tensor.stride(-1)}",
+                allowed="int32, stride 1",
+            )

@@ -55,16 +55,36 @@ FA2 = Variant(
     ),
     keywords={
         "flash_attn_with_kvcache": (
-            "q", "k_cache", "v_cache", "cache_seqlens", "block_table", "softmax_scale", "causal",
-            "window_size", "softcap", "alibi_slopes", "return_softmax_lse",
+            "q",
+            "k_cache",
+            "v_cache",
+            "cache_seqlens",
+            "block_table",
+            "softmax_scale",
+            "causal",
+            "window_size",
+            "softcap",
+            "alibi_slopes",
+            "return_softmax_lse",
         ),
         "flash_attn_varlen_func": (
-            "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k",
-            "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "return_attn_probs",
+            "q",
+            "k",
+            "v",
+            "cu_seqlens_q",
+            "cu_seqlens_k",
+            "max_seqlen_q",
+            "max_seqlen_k",
+            "softmax_scale",
+            "causal",
+            "window_size",
+            "softcap",
+            "alibi_slopes",
+            "return_attn_probs",
             "block_table",
         ),
     },
-)  # fmt: skip
+)
 VARIANTS: Mapping[str, Variant] = {"fa2": FA2}
 # What is asked for by name and not built, with what only it can do.
 PLANNED: Mapping[str, str] = {

@@ -81,9 +81,14 @@ class FlashInferBackend(AttentionBackend):
             self._run(layer, query_THD[rows], cache, part, out[rows], None if lse is None else lse[rows])
 
     def _run(
-        self, layer: AttentionLayer, query_tHD: torch.Tensor, cache: Mapping[str, torch.Tensor], part: Part,
-        out_tHD: torch.Tensor, lse_tH: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        query_tHD: torch.Tensor,
+        cache: Mapping[str, torch.Tensor],
+        part: Part,
+        out_tHD: torch.Tensor,
+        lse_tH: torch.Tensor | None,
+    ) -> None:
         k_scale, v_scale = self.scales.of(layer)
         # The kernels write through a pointer, as if outputs were contiguous.
         target = out_tHD if out_tHD.is_contiguous() else torch.empty_like(out_tHD).contiguous()
@@ -113,6 +118,8 @@ def _check_cache(cache: Mapping[str, torch.Tensor]) -> None:
     k, v = cache["k"], cache["v"]
     if k.stride() != v.stride() or k.dtype != v.dtype:
         raise IntegrityError(
-            "keys and values must lie alike", field="cache",
-            got=f"{k.dtype} {k.stride()} and {v.dtype} {v.stride()}", allowed="equal dtypes and strides",
-        )  # fmt: skip
+            "keys and values must lie alike",
+            field="cache",
+            got=f"{k.dtype} {k.stride()} and {v.dtype} {v.stride()}",
+            allowed="equal dtypes and strides",
+        )

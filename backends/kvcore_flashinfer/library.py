@@ -23,21 +23,42 @@ KEYWORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     DECODE: {
         "__init__": ("float_workspace_buffer", "kv_layout", "use_tensor_cores", "backend"),
         "plan": (
-            "indptr", "indices", "last_page_len", "num_qo_heads", "num_kv_heads", "head_dim", "page_size",
-            "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "sm_scale",
+            "indptr",
+            "indices",
+            "last_page_len",
+            "num_qo_heads",
+            "num_kv_heads",
+            "head_dim",
+            "page_size",
+            "window_left",
+            "logits_soft_cap",
+            "q_data_type",
+            "kv_data_type",
+            "sm_scale",
         ),
         "run": RUN,
     },
     PREFILL: {
         "__init__": ("float_workspace_buffer", "kv_layout", "backend"),
         "plan": (
-            "qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len", "num_qo_heads",
-            "num_kv_heads", "head_dim_qk", "page_size", "causal", "window_left", "logits_soft_cap",
-            "q_data_type", "kv_data_type", "sm_scale",
+            "qo_indptr",
+            "paged_kv_indptr",
+            "paged_kv_indices",
+            "paged_kv_last_page_len",
+            "num_qo_heads",
+            "num_kv_heads",
+            "head_dim_qk",
+            "page_size",
+            "causal",
+            "window_left",
+            "logits_soft_cap",
+            "q_data_type",
+            "kv_data_type",
+            "sm_scale",
         ),
         "run": RUN,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +87,10 @@ def load(options: FlashInferOptions) -> Library:
     if reason is not None:
         raise BackendUnavailableError(
             f"backend flashinfer is not available on this machine: {reason}",
-            field="backend", got="flashinfer", remedy=reason,
-        )  # fmt: skip
+            field="backend",
+            got="flashinfer",
+            remedy=reason,
+        )
     with _own_workspace():
         module = importlib.import_module("flashinfer")
     shown = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
@@ -78,9 +101,7 @@ def load(options: FlashInferOptions) -> Library:
     return bind(module, f"{shown}, emulation", active)
 
 
-def bind(
-    module: ModuleType, shown: str, active: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> Library:
+def bind(module: ModuleType, shown: str, active: Callable[[], AbstractContextManager[None]] = nullcontext) -> Library:
     """The wrappers of a loaded module, once every keyword that we pass is known to be taken.
 
     Raises:

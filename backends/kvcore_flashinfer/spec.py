@@ -71,14 +71,18 @@ class FlashInferOptions:
             if getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"unknown {name} of the FlashInfer backend",
-                    field=f"backends.flashinfer.{name}", got=getattr(self, name), allowed=allowed,
-                )  # fmt: skip
+                    field=f"backends.flashinfer.{name}",
+                    got=getattr(self, name),
+                    allowed=allowed,
+                )
         size = self.workspace_bytes
         if isinstance(size, bool) or not isinstance(size, int) or size < LEAST_WORKSPACE:
             raise ConfigError(
                 "the workspace is too small",
-                field="backends.flashinfer.workspace_bytes", got=size, allowed=f">= {LEAST_WORKSPACE}",
-            )  # fmt: skip
+                field="backends.flashinfer.workspace_bytes",
+                got=size,
+                allowed=f">= {LEAST_WORKSPACE}",
+            )
 
 
 class FlashInferBackendSpec(BackendSpec):
@@ -136,9 +140,7 @@ class FlashInferBackendSpec(BackendSpec):
         return None
 
     @classmethod
-    def layouts(
-        cls, spec: KVCacheSpec, facts: DeviceFacts, options: FlashInferOptions
-    ) -> Sequence[LayoutOption]:
+    def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: FlashInferOptions) -> Sequence[LayoutOption]:
         """``nhd``, then ``hnd``, in pages of 16, 32 or 64 tokens; K and V have equal strides in both."""
         content = spec.content
         if not isinstance(content, KVHeads) or content.head_dim != content.v_dim or len(content.fields()) > 2:

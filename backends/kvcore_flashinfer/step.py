@@ -142,13 +142,10 @@ class Planner:
             if phase == "decode":
                 cores = use_tensor_cores(group.query, self.options)
                 made = self.library.decode(
-                    float_workspace_buffer=self._workspace, kv_layout=order, use_tensor_cores=cores,
-                    backend=KERNELS,
-                )  # fmt: skip
-            else:
-                made = self.library.prefill(
-                    float_workspace_buffer=self._workspace, kv_layout=order, backend=KERNELS
+                    float_workspace_buffer=self._workspace, kv_layout=order, use_tensor_cores=cores, backend=KERNELS
                 )
+            else:
+                made = self.library.prefill(float_workspace_buffer=self._workspace, kv_layout=order, backend=KERNELS)
             self._kept[key] = made
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -172,13 +169,17 @@ def check(part: GroupBatch, group: AttentionGroup) -> str:
     if order is None:
         raise BackendUnsupportedError(
             "FlashInfer reads pages of (token, head, dim) or (head, token, dim)",
-            field="layout", got=group.layout.layout.name, allowed=["nhd", "hnd"],
-        )  # fmt: skip
+            field="layout",
+            got=group.layout.layout.name,
+            allowed=["nhd", "hnd"],
+        )
     if part.kernel_block_size not in PAGE_SIZES:
         raise BackendUnsupportedError(
             "FlashInfer's pages have other sizes",
-            field="kernel_block_size", got=part.kernel_block_size, allowed=list(PAGE_SIZES),
-        )  # fmt: skip
+            field="kernel_block_size",
+            got=part.kernel_block_size,
+            allowed=list(PAGE_SIZES),
+        )
     for name in ("block_table_host", "kv_lens_host"):
         dtype = getattr(part, name).dtype
         if dtype != "int32":

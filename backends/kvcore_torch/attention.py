@@ -56,9 +56,7 @@ def attend_tile(
         lse_tH.copy_(found_tH)
 
 
-def _scores(
-    layer: AttentionLayer, query_tHD: torch.Tensor, keys_KnD: torch.Tensor, tile: Tile
-) -> torch.Tensor:
+def _scores(layer: AttentionLayer, query_tHD: torch.Tensor, keys_KnD: torch.Tensor, tile: Tile) -> torch.Tensor:
     """[K, G, t, n] scores, with -inf where a query must not look."""
     count, heads, dim = query_tHD.shape
     groups = keys_KnD.shape[0]

@@ -80,9 +80,7 @@ class TorchBackend(AttentionBackend):
     ) -> None:
         wide = torch.float64 in (query_THD.dtype, cache["k"].dtype)
         dtype = torch.float64 if wide else torch.float32
-        keys, values = (
-            _read(layer, name, cache, sequence, dtype, head_first=head_first) for name in ("k", "v")
-        )
+        keys, values = (_read(layer, name, cache, sequence, dtype, head_first=head_first) for name in ("k", "v"))
         finite = not sequence.masked or bool(torch.isfinite(values).all())
         for tile in sequence.tiles:
             rows = tile.rows
@@ -127,5 +125,7 @@ def _head_first(layout: SizedLayout) -> bool:
         return False
     raise BackendUnsupportedError(
         "the torch backend cannot read this layout",
-        field="layout", got=layout.layout.name, allowed="(head, token, dim) or (token, head, dim)",
-    )  # fmt: skip
+        field="layout",
+        got=layout.layout.name,
+        allowed="(head, token, dim) or (token, head, dim)",
+    )

@@ -19,9 +19,7 @@ from kvcore.attention.backend import AttentionLayer
 INT8_TOP = 127.0
 
 
-def encode(
-    layer: AttentionLayer, name: str, values_TKD: torch.Tensor, stored: torch.dtype
-) -> dict[str, torch.Tensor]:
+def encode(layer: AttentionLayer, name: str, values_TKD: torch.Tensor, stored: torch.dtype) -> dict[str, torch.Tensor]:
     """The fields that stand for keys or values, in the cache's dtypes.
 
     Args:
@@ -42,9 +40,7 @@ def encode(
     return {name: _codes(wide / constant_scale(layer, name), top, stored)}
 
 
-def decode(
-    layer: AttentionLayer, name: str, values_KnD: torch.Tensor, scales_Kn: torch.Tensor | None
-) -> torch.Tensor:
+def decode(layer: AttentionLayer, name: str, values_KnD: torch.Tensor, scales_Kn: torch.Tensor | None) -> torch.Tensor:
     """The values that gathered codes [K, n, D] stand for; `scales_Kn` where the page holds scales."""
     if layer.query.quant is None:
         return values_KnD

@@ -26,18 +26,7 @@ CAPABILITIES = Capabilities(
     dtypes=FLOATS,
     # Any plain float: keys and values are converted when they are written and when they are read.
     cache_dtypes=(*FLOATS, *QUANTIZED),
-    features=(
-        "bidirectional",
-        "window",
-        "chunk",
-        "scale",
-        "softcap",
-        "alibi",
-        "sinks",
-        "lse",
-        "unlike_dims",
-        "quant",
-    ),
+    features=("bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "unlike_dims", "quant"),
     granularities=("tensor", "head", "token_head"),
 )
 
@@ -57,15 +46,16 @@ class TorchOptions:
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
             raise ConfigError(
-                "unknown layout of the torch backend",
-                field="backends.torch.layout", got=self.layout, allowed=LAYOUTS,
-            )  # fmt: skip
+                "unknown layout of the torch backend", field="backends.torch.layout", got=self.layout, allowed=LAYOUTS
+            )
         size = self.kernel_block_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigError(
                 "a kernel block has at least one token",
-                field="backends.torch.kernel_block_size", got=size, allowed=">= 1, or null",
-            )  # fmt: skip
+                field="backends.torch.kernel_block_size",
+                got=size,
+                allowed=">= 1, or null",
+            )
 
 
 class TorchBackendSpec(BackendSpec):
@@ -114,9 +104,11 @@ class TorchBackendSpec(BackendSpec):
         if options.layout == "kv_first" and problem is not None:
             raise BackendUnsupportedError(
                 f"layout kv_first needs keys and values of one shape and dtype: {problem}",
-                field="backends.torch.layout", got="kv_first", allowed=("auto", "hnd"),
+                field="backends.torch.layout",
+                got="kv_first",
+                allowed=("auto", "hnd"),
                 remedy="set backends.torch.layout=hnd",
-            )  # fmt: skip
+            )
         if content.dtype not in (*FLOATS, *QUANTIZED):
             return ()
         found: list[PageLayout] = []

@@ -139,13 +139,7 @@ def plan_step(batch: Batch, group: AttentionGroup, device: torch.device, *, head
     rows = None if len(written) == len(slots) else written
     slots = slots if rows is None else slots[rows]
     size = part.kernel_block_size
-    return StepPlan(
-        head_first,
-        sequences,
-        rows,
-        slots.div(size, rounding_mode="floor"),
-        slots.remainder(size),
-    )
+    return StepPlan(head_first, sequences, rows, slots.div(size, rounding_mode="floor"), slots.remainder(size))
 
 
 def intervals(mask: Mask, positions: IntArray, start: int, end: int) -> tuple[IntArray, IntArray]:
@@ -170,9 +164,7 @@ def intervals(mask: Mask, positions: IntArray, start: int, end: int) -> tuple[In
     return first, np.maximum(last, first)
 
 
-def _sequences(
-    batch: Batch, part: GroupBatch, group: AttentionGroup
-) -> Iterator[tuple[IntArray, slice, list[Tile]]]:
+def _sequences(batch: Batch, part: GroupBatch, group: AttentionGroup) -> Iterator[tuple[IntArray, slice, list[Tile]]]:
     size = part.kernel_block_size
     starts = batch.query_start_loc_host
     for s in range(batch.num_seqs):

@@ -36,8 +36,10 @@ def head_first(layout: SizedLayout) -> bool:
         return False
     raise LayoutError(
         f"the Triton backend has no kernel for layout {layout.layout.name}",
-        field="layout", got=sorted(orders), allowed="(token, head, dim) or (head, token, dim)",
-    )  # fmt: skip
+        field="layout",
+        got=sorted(orders),
+        allowed="(token, head, dim) or (head, token, dim)",
+    )
 
 
 class Strides(NamedTuple):
@@ -69,9 +71,7 @@ class Constants:
         return self._made[key]
 
 
-def scale_arguments(
-    layer: AttentionLayer, cache: Cache, heads_first: bool, constants: Constants
-) -> dict[str, Any]:
+def scale_arguments(layer: AttentionLayer, cache: Cache, heads_first: bool, constants: Constants) -> dict[str, Any]:
     """Pointers and strides of the scales of keys and values."""
     found: dict[str, Any] = {}
     for name in ("k", "v"):
@@ -82,8 +82,12 @@ def scale_arguments(
             own = layer.k_scale if name == "k" else layer.v_scale
             held = constants.get(1.0, 1) if own is None else own
             at = Strides(0, 0, held.stride(0) if held.dim() and held.numel() > 1 else 0)
-        found |= {f"{name}_scale_ptr": held, f"{name}_scale_block": at.block,
-                  f"{name}_scale_token": at.token, f"{name}_scale_head": at.head}  # fmt: skip
+        found |= {
+            f"{name}_scale_ptr": held,
+            f"{name}_scale_block": at.block,
+            f"{name}_scale_token": at.token,
+            f"{name}_scale_head": at.head,
+        }
     return found
 
 
@@ -118,10 +122,11 @@ def field_arguments(cache: Cache, heads_first: bool, unit: int) -> dict[str, int
         if not aligned(cache[name], unit):
             raise LayoutError(
                 f"rows of {name} do not start at multiples of {unit} elements, the last axis contiguous",
-                field=name, got=cache[name].stride(),
+                field=name,
+                got=cache[name].stride(),
                 allowed=f"strides that are multiples of {unit}, an address that is one of {VECTOR_BYTES}",
                 remedy="make the views of a layout of this backend",
-            )  # fmt: skip
+            )
         at = strides(cache[name], heads_first)
         found |= {f"{name}_{axis}": n // unit for axis, n in at._asdict().items()}
     return found
@@ -142,8 +147,12 @@ def readable(field: torch.Tensor, fp8: Fp8 | None) -> torch.Tensor:
 def dims(layer: AttentionLayer) -> dict[str, int]:
     """Dimensions and the powers of 2 above them."""
     query = layer.query
-    return {"D": query.head_dim, "DV": query.head_dim_v,
-            "DP": power_of_2(query.head_dim), "DVP": power_of_2(query.head_dim_v)}  # fmt: skip
+    return {
+        "D": query.head_dim,
+        "DV": query.head_dim_v,
+        "DP": power_of_2(query.head_dim),
+        "DVP": power_of_2(query.head_dim_v),
+    }
 
 
 def units(layer: AttentionLayer) -> tuple[int, int]:
@@ -168,5 +177,4 @@ def write_constants(layer: AttentionLayer, target: Target) -> dict[str, Any]:
     found["SCALES"] = SCALES[layer.query.quant]
     found["FORMAT"] = 0 if layer.query.quant is None else (1 if fp8 is None else 2)
     kind = fp8 or Fp8("", "", INT8_TOP, 3, 7)
-    return found | {"TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias,
-                    "SIGNED_ZERO": kind.signed_zero}  # fmt: skip
+    return found | {"TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias, "SIGNED_ZERO": kind.signed_zero}

@@ -59,9 +59,11 @@ class TritonBackend(AttentionBackend):
         if interpret and self.device.type != "cpu":
             raise BackendUnsupportedError(
                 "Triton's interpreter runs kernels on a CPU",
-                field="backends.triton.interpret", got=device, allowed="cpu",
+                field="backends.triton.interpret",
+                got=device,
+                allowed="cpu",
                 remedy="device=cpu, or backends.triton.interpret=false",
-            )  # fmt: skip
+            )
         self.target = target or _target(self.device, interpret)
         self.processors = processors or _processors(self.device, self.target)
         self.launch = launcher or Launcher(interpret=interpret)
@@ -93,11 +95,18 @@ class TritonBackend(AttentionBackend):
         fields = {name: _bytes(cache[name]) for name in ("k", "v")}
         num_heads = layer.query.num_kv_heads
         args: dict[str, Any] = {
-            "k_ptr": k, "v_ptr": v, "k_field_ptr": fields["k"], "v_field_ptr": fields["v"],
-            "slots_ptr": slots, "k_value_token": k.stride(0) // unit, "k_value_head": k.stride(1) // unit,
-            "v_value_token": v.stride(0) // unit, "v_value_head": v.stride(1) // unit,
-            "block_size": metadata.group.kernel_block_size, "num_heads": num_heads,
-        }  # fmt: skip
+            "k_ptr": k,
+            "v_ptr": v,
+            "k_field_ptr": fields["k"],
+            "v_field_ptr": fields["v"],
+            "slots_ptr": slots,
+            "k_value_token": k.stride(0) // unit,
+            "k_value_head": k.stride(1) // unit,
+            "v_value_token": v.stride(0) // unit,
+            "v_value_head": v.stride(1) // unit,
+            "block_size": metadata.group.kernel_block_size,
+            "num_heads": num_heads,
+        }
         args |= field_arguments(cache, metadata.heads_first, field_unit)
         args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
         grid = (min(len(slots), len(k)), -(-num_heads // constants["HEADS"]))
@@ -120,11 +129,16 @@ class TritonBackend(AttentionBackend):
         if lse is not None and lse.stride(1) != 1:
             sums = lse.clone(memory_format=torch.contiguous_format)
         args = self._layer_arguments(layer, cache, metadata) | {
-            "q_ptr": q, "q_token": q.stride(0) // unit, "q_head": q.stride(1) // unit,
-            "out_ptr": result, "out_token": result.stride(0) // unit, "out_head": result.stride(1) // unit,
-            "lse_ptr": sums, "lse_token": 0 if lse is None else sums.stride(0),
+            "q_ptr": q,
+            "q_token": q.stride(0) // unit,
+            "q_head": q.stride(1) // unit,
+            "out_ptr": result,
+            "out_token": result.stride(0) // unit,
+            "out_head": result.stride(1) // unit,
+            "lse_ptr": sums,
+            "lse_token": 0 if lse is None else sums.stride(0),
             "want_lse": int(lse is not None),
-        }  # fmt: skip
+        }
         for one in metadata.passes:
             self._run(layer, one, args)
         if result is not out:
@@ -143,14 +157,24 @@ class TritonBackend(AttentionBackend):
         sinks = self._constants.get(-torch.inf, heads) if layer.sinks is None else layer.sinks
         table = metadata.group.block_table_SN
         args = {
-            "k_ptr": readable(cache["k"], fp8), "v_ptr": readable(cache["v"], fp8), "slopes_ptr": slopes,
-            "sinks_ptr": sinks, "table_ptr": table, "table_row": table.stride(0),
-            "scale": query.softmax_scale, "softcap": query.softcap or 0.0, "window": window, "right": right,
-            "chunk": chunk, "block_size": metadata.group.kernel_block_size, "group": query.group_size,
-            "SCALES": SCALES[query.quant], "HALF_BYTES": fp8 is not None and fp8.half_bytes,
+            "k_ptr": readable(cache["k"], fp8),
+            "v_ptr": readable(cache["v"], fp8),
+            "slopes_ptr": slopes,
+            "sinks_ptr": sinks,
+            "table_ptr": table,
+            "table_row": table.stride(0),
+            "scale": query.softmax_scale,
+            "softcap": query.softcap or 0.0,
+            "window": window,
+            "right": right,
+            "chunk": chunk,
+            "block_size": metadata.group.kernel_block_size,
+            "group": query.group_size,
+            "SCALES": SCALES[query.quant],
+            "HALF_BYTES": fp8 is not None and fp8.half_bytes,
             "UPCAST": self._upcast,
             "GENERAL": query.softcap is not None or layer.alibi_slopes is not None,
-        }  # fmt: skip
+        }
         unit, cache_unit = units(layer)
         args |= {"UNIT": unit, "CACHE_UNIT": cache_unit}
         args |= field_arguments(cache, metadata.heads_first, cache_unit)
@@ -164,9 +188,14 @@ class TritonBackend(AttentionBackend):
         width = int(args["DVP"])
         part, part_lse = self._workspace(layer.query, slots, width)
         own = {
-            "work_ptr": one.items, "part_ptr": part, "part_lse_ptr": part_lse, "heads": one.heads,
-            "tiles_per_head": one.tiles_per_head, "BLOCK_M": block_m, "BLOCK_N": block_n,
-        }  # fmt: skip
+            "work_ptr": one.items,
+            "part_ptr": part,
+            "part_lse_ptr": part_lse,
+            "heads": one.heads,
+            "tiles_per_head": one.tiles_per_head,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+        }
         grid = (len(one.items), programs)
         options = compile_options(self.target, num_warps, num_stages)
         self.launch(attend_tiles, grid, {**args, **own}, **options)
@@ -188,9 +217,24 @@ class TritonBackend(AttentionBackend):
 
 
 _MERGE = (
-    "part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr", "want_lse", "out_token", "out_head",
-    "lse_token", "group", "heads", "tiles_per_head", "DV", "DVP", "BLOCK_M", "UNIT", "UPCAST",
-)  # fmt: skip
+    "part_ptr",
+    "part_lse_ptr",
+    "sinks_ptr",
+    "out_ptr",
+    "lse_ptr",
+    "want_lse",
+    "out_token",
+    "out_head",
+    "lse_token",
+    "group",
+    "heads",
+    "tiles_per_head",
+    "DV",
+    "DVP",
+    "BLOCK_M",
+    "UNIT",
+    "UPCAST",
+)
 
 
 def _bytes(field: torch.Tensor) -> torch.Tensor:
@@ -210,10 +254,11 @@ def _target(device: torch.device, interpret: bool) -> Target:
     if found is None:
         raise BackendUnsupportedError(
             "the Triton backend has no table for this device",
-            field="device", got=facts.arch or facts.capability or facts.kind,
+            field="device",
+            got=facts.arch or facts.capability or facts.kind,
             allowed="cuda from 8.0, gfx942, gfx950, gfx1100, or cpu with backends.triton.interpret=true",
             remedy="choose another backend, such as backend=torch",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -29,12 +29,9 @@ CAPABILITIES = Capabilities(
     contents=("kv",),
     dtypes=FLOATS,
     cache_dtypes=(*FLOATS, *QUANTIZED),
-    features=(
-        "bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "quant",
-        "unlike_dims",
-    ),
+    features=("bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "quant", "unlike_dims"),
     granularities=GRANULARITIES,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,10 @@ def _check(name: str, value: object, low: int, high: int, power: bool, allowed: 
     if not good or (power and isinstance(value, int) and value & (value - 1)):
         raise ConfigError(
             f"{name} of the Triton backend cannot be {value!r}",
-            field=f"backends.triton.{name}", got=value, allowed=allowed,
-        )  # fmt: skip
+            field=f"backends.triton.{name}",
+            got=value,
+            allowed=allowed,
+        )
 
 
 class TritonBackendSpec(BackendSpec):
@@ -140,9 +139,11 @@ class TritonBackendSpec(BackendSpec):
         if content.dtype.startswith("fp8") and target is not None and content.dtype not in target.fp8:
             raise BackendUnsupportedError(
                 f"{target.name} has no {content.dtype}",
-                field="cache_dtype", got=content.dtype, allowed=[*target.fp8, "int8"],
+                field="cache_dtype",
+                got=content.dtype,
+                allowed=[*target.fp8, "int8"],
                 remedy="choose another cache.dtype",
-            )  # fmt: skip
+            )
         found = [nhd(content), hnd(content)]
         if content.head_dim == content.v_dim and len(content.fields()) == 2:
             found.append(nhd(content, name="kv_first", order="field_first"))

@@ -99,9 +99,15 @@ class StepBuffers:
 
 
 def _one_pass(
-    batch: Batch, part: GroupBatch, query: AttentionQuery, target: Target, processors: int,
-    options: TritonOptions, seqs: np.typing.NDArray[np.int64], short: bool,
-) -> tuple[Tile, int, int, Work]:  # fmt: skip
+    batch: Batch,
+    part: GroupBatch,
+    query: AttentionQuery,
+    target: Target,
+    processors: int,
+    options: TritonOptions,
+    seqs: np.typing.NDArray[np.int64],
+    short: bool,
+) -> tuple[Tile, int, int, Work]:
     sizes = sizes_of(query, target, options, short=short)
     heads = min(query.group_size, sizes.block_m)
     per_head = -(-query.group_size // heads)
@@ -137,9 +143,13 @@ def tallest(query: AttentionQuery, target: Target, options: TritonOptions) -> in
 def sizes_of(query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool) -> Tile:
     """The table's tile, with what the options override."""
     found = tile(
-        target, few=short, head_dim=query.head_dim, head_dim_v=query.head_dim_v,
-        wide=query.dtype == "float32", quantized=query.quant is not None,
-    )  # fmt: skip
+        target,
+        few=short,
+        head_dim=query.head_dim,
+        head_dim_v=query.head_dim_v,
+        wide=query.dtype == "float32",
+        quantized=query.quant is not None,
+    )
     return Tile(
         options.block_m or found.block_m,
         options.block_n or found.block_n,

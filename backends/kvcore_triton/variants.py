@@ -16,9 +16,19 @@ from kvcore_triton.targets import TARGETS, Target, Tile, compile_options, power_
 
 # (head_dim, head_dim_v) of models in use; some are unlike, no powers of 2, or no multiples of 16.
 DIMS = (
-    (16, 16), (32, 32), (64, 64), (80, 80), (96, 96), (100, 100), (120, 120), (128, 128), (192, 128),
-    (200, 200), (256, 256), (512, 512),
-)  # fmt: skip
+    (16, 16),
+    (32, 32),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (100, 100),
+    (120, 120),
+    (128, 128),
+    (192, 128),
+    (200, 200),
+    (256, 256),
+    (512, 512),
+)
 DTYPES = ("bfloat16", "float16", "float32")
 FORMATS = ("same", "int8", "fp8_e4m3", "fp8_e5m2")
 GRANULARITIES = ("tensor", "token_head")
@@ -68,10 +78,13 @@ class Variant:
     def tile(self) -> Tile:
         """The tile that the table gives it."""
         return tile(
-            TARGETS[self.target], few=self.phase == "decode",
-            head_dim=self.head_dim, head_dim_v=self.head_dim_v, wide=self.dtype == "float32",
+            TARGETS[self.target],
+            few=self.phase == "decode",
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim_v,
+            wide=self.dtype == "float32",
             quantized=self.stored != "same",
-        )  # fmt: skip
+        )
 
     def possible(self) -> bool:
         """Whether the target has the cache's type."""
@@ -95,9 +108,7 @@ def every(targets: tuple[str, ...] = PROVEN) -> Iterator[Variant]:
         plain = Variant("attend", target, dtype, head_dim=dims[0], head_dim_v=dims[1])
         merges = [replace(plain, kernel="merge", phase=phase) for phase in PHASES]
         coded = [replace(merge, stored="int8") for merge in merges]
-        found = merges + [
-            c for c, m in zip(coded, merges, strict=True) if c.tile().block_m != m.tile().block_m
-        ]
+        found = merges + [c for c, m in zip(coded, merges, strict=True) if c.tile().block_m != m.tile().block_m]
         heads = [h for h in (1, 2, 4, 8) if h <= most_write_heads(power_of_2(max(dims)))]
         for stored, granularity in formats:
             mine = replace(plain, stored=stored, granularity=granularity)
@@ -143,25 +154,54 @@ def _attend(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
     types |= _names("lse_ptr", "part_ptr", "part_lse_ptr", kind="*fp32")
     types |= {"scale": "fp32", "softcap": "fp32"}
     types |= _names(
-        "window", "right", "chunk", "want_lse", "q_token", "q_head", "out_token", "out_head", "lse_token",
-        "table_row", "k_block", "k_token", "k_head", "v_block", "v_token", "v_head", "k_scale_block",
-        "k_scale_token", "k_scale_head", "v_scale_block", "v_scale_token", "v_scale_head", "block_size",
-        "group", "heads", "tiles_per_head", kind="i32",
-    )  # fmt: skip
+        "window",
+        "right",
+        "chunk",
+        "want_lse",
+        "q_token",
+        "q_head",
+        "out_token",
+        "out_head",
+        "lse_token",
+        "table_row",
+        "k_block",
+        "k_token",
+        "k_head",
+        "v_block",
+        "v_token",
+        "v_head",
+        "k_scale_block",
+        "k_scale_token",
+        "k_scale_head",
+        "v_scale_block",
+        "v_scale_token",
+        "v_scale_head",
+        "block_size",
+        "group",
+        "heads",
+        "tiles_per_head",
+        kind="i32",
+    )
     fp8 = target.fp8.get(variant.stored)
-    constants = _dims(variant) | _units(variant, "CACHE_UNIT") | {
-        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "SCALES": _scales(variant),
-        "HALF_BYTES": fp8 is not None and fp8.half_bytes, "GENERAL": variant.general, "UPCAST": False,
-    }  # fmt: skip
+    constants = (
+        _dims(variant)
+        | _units(variant, "CACHE_UNIT")
+        | {
+            "BLOCK_M": sizes.block_m,
+            "BLOCK_N": sizes.block_n,
+            "SCALES": _scales(variant),
+            "HALF_BYTES": fp8 is not None and fp8.half_bytes,
+            "GENERAL": variant.general,
+            "UPCAST": False,
+        }
+    )
     return types, constants
 
 
 def _merge(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
     types = _names("part_ptr", "part_lse_ptr", "sinks_ptr", kind="*fp32")
     types |= {"merge_ptr": "*i32", "out_ptr": POINTER[variant.dtype], "lse_ptr": "*fp32"}
-    types |= _names(
-        "want_lse", "out_token", "out_head", "lse_token", "group", "heads", "tiles_per_head", kind="i32"
-    )
+    types |= _names("want_lse", "out_token", "out_head", "lse_token", "group", "heads", "tiles_per_head", kind="i32")
     constants = _dims(variant) | _units(variant, "CACHE_UNIT")
     constants |= {"BLOCK_M": variant.tile().block_m, "UPCAST": False}
     return types, {name: constants[name] for name in ("DV", "DVP", "BLOCK_M", "UNIT", "UPCAST")}
@@ -175,15 +215,38 @@ def _write(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
     types = {"k_ptr": value, "v_ptr": value, "k_field_ptr": field, "v_field_ptr": field}
     types |= {"k_scale_ptr": "*fp32", "v_scale_ptr": "*fp32", "slots_ptr": "*i64"}
     types |= _names(
-        "k_value_token", "k_value_head", "v_value_token", "v_value_head", "k_block", "k_token", "k_head",
-        "v_block", "v_token", "v_head", "k_scale_block", "k_scale_token", "k_scale_head", "v_scale_block",
-        "v_scale_token", "v_scale_head", "block_size", "num_heads", kind="i32",
-    )  # fmt: skip
+        "k_value_token",
+        "k_value_head",
+        "v_value_token",
+        "v_value_head",
+        "k_block",
+        "k_token",
+        "k_head",
+        "v_block",
+        "v_token",
+        "v_head",
+        "k_scale_block",
+        "k_scale_token",
+        "k_scale_head",
+        "v_scale_block",
+        "v_scale_token",
+        "v_scale_head",
+        "block_size",
+        "num_heads",
+        kind="i32",
+    )
     dims = _dims(variant)
-    constants: dict[str, Any] = dims | _units(variant, "FIELD_UNIT") | {
-        "HEADS": variant.heads or most_write_heads(max(dims["DP"], dims["DVP"])), "SCALES": _scales(variant),
-        "FORMAT": 0 if variant.stored == "same" else (2 if fp8 else 1),
-        "TOP": fp8.top if fp8 else 127.0, "MANTISSA": fp8.mantissa if fp8 else 3,
-        "BIAS": fp8.bias if fp8 else 7, "SIGNED_ZERO": fp8.signed_zero if fp8 else True,
-    }  # fmt: skip
+    constants: dict[str, Any] = (
+        dims
+        | _units(variant, "FIELD_UNIT")
+        | {
+            "HEADS": variant.heads or most_write_heads(max(dims["DP"], dims["DVP"])),
+            "SCALES": _scales(variant),
+            "FORMAT": 0 if variant.stored == "same" else (2 if fp8 else 1),
+            "TOP": fp8.top if fp8 else 127.0,
+            "MANTISSA": fp8.mantissa if fp8 else 3,
+            "BIAS": fp8.bias if fp8 else 7,
+            "SIGNED_ZERO": fp8.signed_zero if fp8 else True,
+        }
+    )
     return types, constants

@@ -59,9 +59,7 @@ def interval(mask: Mask) -> tuple[int, int, int]:
     return window, 1 if mask.causal else window, NO_LIMIT if mask.chunk is None else mask.chunk
 
 
-def list_work(
-    batch: Batch, group: GroupBatch, mask: Mask, seqs: IntArray, queries: int, splits: Splits
-) -> Work:
+def list_work(batch: Batch, group: GroupBatch, mask: Mask, seqs: IntArray, queries: int, splits: Splits) -> Work:
     """The work of some sequences.
 
     Args:
@@ -89,9 +87,7 @@ def list_work(
     return _split(tiles, splits)
 
 
-def _union(
-    mask: Mask, low: IntArray, high: IntArray, start: IntArray, keys_end: IntArray
-) -> tuple[IntArray, IntArray]:
+def _union(mask: Mask, low: IntArray, high: IntArray, start: IntArray, keys_end: IntArray) -> tuple[IntArray, IntArray]:
     """The keys that some query from `low` to `high` sees: both bounds rise with the query."""
     window, right, chunk = interval(mask)
     begin = np.maximum(np.maximum(low - window + 1, low // chunk * chunk), start)

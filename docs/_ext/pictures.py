@@ -33,8 +33,10 @@ def layouts(docs: Path) -> str:
         ("KV-first, field-first", nhd(CONTENT, name="kv_first", order="field_first")),
         ("NHD of an int8 cache with a scale for each token and head", nhd(int8)),
     ]
-    lines = ["| layout | field | dtype | axes in memory order | shape | strides in bytes | offset |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| layout | field | dtype | axes in memory order | shape | strides in bytes | offset |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for title, layout in shown:
         sized = layout.at(16)
         for place, field in zip(sized.places, layout.fields, strict=True):
@@ -82,11 +84,7 @@ def placement(docs: Path) -> str:
     packed = _hybrid(hnd(CONTENT), Budget(memory_bytes=3 * large), "packed", every=4)
     for title, made, what in (
         ("Slots, block-first", block_first, "A block id covers one page in each tensor."),
-        (
-            "Slots, field-first",
-            field_first,
-            "A block id covers one piece of the keys' run and one of the values'.",
-        ),
+        ("Slots, field-first", field_first, "A block id covers one piece of the keys' run and one of the values'."),
     ):
         config = made.configs[0]
         page = config.kv_cache_groups[0].page_bytes
@@ -102,9 +100,7 @@ def placement(docs: Path) -> str:
         lines += ["", *_views(config, first)]
         parts.append(f"### {title}\n\n{what}\n\n```text\n" + "\n".join(lines) + "\n```\n")
     config = packed.configs[0]
-    lines = [
-        f"{config.num_large_pages} large pages of {config.large_page_bytes} bytes; page 0 belongs to nobody"
-    ]
+    lines = [f"{config.num_large_pages} large pages of {config.large_page_bytes} bytes; page 0 belongs to nobody"]
     for group in config.kv_cache_groups:
         layers = ", ".join(map(str, group.cache_ids))
         lines.append(
@@ -122,7 +118,5 @@ def smollm2(docs: Path) -> str:
     content = KVHeads(3, 64, dtype="float32")
     caches = {CacheId(i): KVCacheSpec(content, Full()) for i in range(30)}
     offer = LayoutOffer("torch", (LayoutOption(hnd(content), KernelBlocks(multiple_of=1)),))
-    made = plan(
-        caches, dict.fromkeys(caches, offer), Budget(memory_bytes=512 << 20), Limits(max_model_len=8192)
-    )
+    made = plan(caches, dict.fromkeys(caches, offer), Budget(memory_bytes=512 << 20), Limits(max_model_len=8192))
     return "```text\n" + made.explain() + "\n```\n"

@@ -53,8 +53,10 @@ class BatchBuilder:
             if group.spec.kind == "encoder":
                 raise NotBuiltError(
                     "batches of cross attention are not built yet: their keys have lengths of their own",
-                    field="retention", got="encoder", remedy="use a decoder-only model",
-                )  # fmt: skip
+                    field="retention",
+                    got="encoder",
+                    remedy="use a decoder-only model",
+                )
         self.groups = config.kv_cache_groups
         self.max_num_seqs, self.max_tokens = max_num_seqs, max_num_batched_tokens
         self.world, self.rank = world, rank
@@ -65,16 +67,11 @@ class BatchBuilder:
         self._tokens = StagingBuffer(2 * self.max_tokens, torch.int64, device)
         self.positions_T = self._tokens.device[self.max_tokens :]
         self._slots = [
-            torch.full((self.max_tokens,), PADDING_SLOT, dtype=torch.int64, device=device)
-            for _ in range(count)
+            torch.full((self.max_tokens,), PADDING_SLOT, dtype=torch.int64, device=device) for _ in range(count)
         ]
 
     def build(
-        self,
-        rows: Sequence[int],
-        num_scheduled: Sequence[int],
-        num_computed: Sequence[int],
-        tables: BlockTables,
+        self, rows: Sequence[int], num_scheduled: Sequence[int], num_computed: Sequence[int], tables: BlockTables
     ) -> Batch:
         """The batch of one step.
 
@@ -172,10 +169,11 @@ class BatchBuilder:
                 s = int(short[0])
                 raise IntegrityError(
                     f"sequence {s} of the batch lacks blocks in KV group {group.index} for its tokens",
-                    field="block_table", got=f"room for {room[s]} tokens",
+                    field="block_table",
+                    got=f"room for {room[s]} tokens",
                     allowed=f">= {self._lengths.host[area][s]} tokens",
                     remedy="apply the step's table deltas before the batch is built",
-                )  # fmt: skip
+                )
 
     def _group_batch(self, index: int, rows: TableRows, area: slice, tokens: int, write: bool) -> GroupBatch:
         group, slots = self.groups[index], self._slots[index][:tokens]
@@ -210,17 +208,22 @@ class BatchBuilder:
         if not size or len(scheduled) != size or len(computed) != size:
             raise IntegrityError(
                 "a batch needs rows, each with its scheduled and computed tokens",
-                field="batch", got=(size, len(scheduled), len(computed)), allowed="three equal lengths >= 1",
-            )  # fmt: skip
+                field="batch",
+                got=(size, len(scheduled), len(computed)),
+                allowed="three equal lengths >= 1",
+            )
         if min(scheduled) < 1 or min(computed) < 0:
             raise IntegrityError(
                 "a sequence of a batch has at least one scheduled token and none computed below 0",
-                field="num_scheduled", got=(min(scheduled), min(computed)), allowed=">= 1 and >= 0",
-            )  # fmt: skip
+                field="num_scheduled",
+                got=(min(scheduled), min(computed)),
+                allowed=">= 1 and >= 0",
+            )
         if size > self.max_num_seqs or tokens > self.max_tokens:
             raise CapacityError(
                 "the step does not fit the persistent buffers",
-                field="batch", got=f"{size} sequences, {tokens} tokens",
+                field="batch",
+                got=f"{size} sequences, {tokens} tokens",
                 allowed=f"<= {self.max_num_seqs} sequences, <= {self.max_tokens} tokens",
                 remedy="raise engine.max_num_seqs or engine.max_num_batched_tokens",
-            )  # fmt: skip
+            )

@@ -70,14 +70,14 @@ class AttentionQuery:
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "head_dim_v"):
             if getattr(self, name) < 1:
-                raise SpecError(
-                    f"{name} must be positive", field=name, got=getattr(self, name), allowed=">= 1"
-                )
+                raise SpecError(f"{name} must be positive", field=name, got=getattr(self, name), allowed=">= 1")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(
                 "query heads must be a multiple of KV heads",
-                field="num_heads", got=self.num_heads, allowed=f"multiples of {self.num_kv_heads}",
-            )  # fmt: skip
+                field="num_heads",
+                got=self.num_heads,
+                allowed=f"multiples of {self.num_kv_heads}",
+            )
 
     @property
     def softmax_scale(self) -> float:

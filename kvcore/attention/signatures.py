@@ -38,6 +38,8 @@ def require_parameters(
     if missing:
         raise BackendUnavailableError(
             f"backend {backend} passes {', '.join(missing)} to {shown}, which {version} does not take",
-            field=f"{shown}({missing[0]})", got=version, allowed=f"a version whose {shown} takes it",
+            field=f"{shown}({missing[0]})",
+            got=version,
+            allowed=f"a version whose {shown} takes it",
             remedy=f"install a version of the library that backend {backend} was written for",
-        )  # fmt: skip
+        )

@@ -23,20 +23,28 @@ def execute(job: Job) -> Result:
     what = config.what
     if what is None:
         raise ConfigError(
-            "bench needs to know what to measure", field="what", got=None, allowed=("attention", "write"),
+            "bench needs to know what to measure",
+            field="what",
+            got=None,
+            allowed=("attention", "write"),
             remedy="add what=attention",
-        )  # fmt: skip
+        )
     if what not in ("attention", "write"):
         raise NotBuiltError(
-            f"bench what={what} is not built yet", field="what", got=what, allowed=("attention", "write"),
+            f"bench what={what} is not built yet",
+            field="what",
+            got=what,
+            allowed=("attention", "write"),
             remedy="use what=attention or what=write",
-        )  # fmt: skip
+        )
     facts = device_facts(config.device)
     if not facts.present:
         raise ConfigError(
             "bench runs kernels: it needs a device that is here",
-            field="device", got=config.device.preset, allowed="auto, cpu or cuda",
-        )  # fmt: skip
+            field="device",
+            got=config.device.preset,
+            allowed="auto, cpu or cuda",
+        )
     with Display() as display:
         display.stage("importing torch")
         from kvcore.testing.bench.rows import attention_row, large_shapes, small_shapes, table, write_row
@@ -54,9 +62,12 @@ def execute(job: Job) -> Result:
             if place.spec.unsupported(shape.attention_query(), place.options) is None:
                 rows.append(measure(shape, place, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"]))
     document = {
-        "what": what, "device": facts.name or facts.kind, "rung": place.spec.rung(place.options, facts),
-        "copy_gb_per_s": bandwidth / 1e9, "rows": rows,
-    }  # fmt: skip
+        "what": what,
+        "device": facts.name or facts.kind,
+        "rung": place.spec.rung(place.options, facts),
+        "copy_gb_per_s": bandwidth / 1e9,
+        "rows": rows,
+    }
     text = f"copy bandwidth {bandwidth / 1e9:.1f} GB/s on {document['device']}\n{table(rows)}"
     return Result(document, text)
 
@@ -85,6 +96,9 @@ def _place(job: Job, facts: Any) -> Any:
             return place
         reasons[name] = missing or "only with a stand-in for the device"
     raise BackendUnsupportedError(
-        "no backend can be measured here", field="backend", got=config.backend, allowed=reasons,
+        "no backend can be measured here",
+        field="backend",
+        got=config.backend,
+        allowed=reasons,
         remedy="choose another backend, such as backend=torch",
-    )  # fmt: skip
+    )

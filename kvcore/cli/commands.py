@@ -28,24 +28,23 @@ class Command:
 
 
 _ALL = (
-    Command(
-        "run", "answer prompts with a model on the paged cache",
-        "[--prompt TEXT ...] [KEY=VALUE ...] [-m]",
-    ),
+    Command("run", "answer prompts with a model on the paged cache", "[--prompt TEXT ...] [KEY=VALUE ...] [-m]"),
     Command("plan", "how many tokens fit, on what layout, and why; needs neither weights nor GPU"),
     Command("backends", "every attention backend for this model, cache and device: usable, or why not"),
     Command("plugins", "installed plugins and their state"),
     Command("layout", "a picture of the cache memory: groups, tensors, pages, fields, padding"),
     Command("env", "versions, device, libraries, plugins: what a bug report needs"),
     Command(
-        "conform", "the conformance kit: proves attention backends right, case by case",
+        "conform",
+        "the conformance kit: proves attention backends right, case by case",
         "[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
     ),
     Command(
-        "diff", "one batch, or a whole model, through two backends: where they part first",
+        "diff",
+        "one batch, or a whole model, through two backends: where they part first",
         "a=NAME b=NAME [case=ID | --prompt TEXT ...] [KEY=VALUE ...] [-m]",
     ),
     Command("replay", "scheduler and cache on a trace, without weights", built=False),
     Command("bench", "ratios against named baselines", "what=attention|write [KEY=VALUE ...] [-m]"),
-)  # fmt: skip
+)
 COMMANDS = {c.name: c for c in _ALL}

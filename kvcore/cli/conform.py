@@ -31,8 +31,10 @@ def take_backends(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
     if len(given) > 1 or not all(names):
         raise ConfigError(
             "name the backends once, with commas between them",
-            field="backend", got=" ".join(given), allowed="backend=NAME, backend=A,B or backend=all",
-        )  # fmt: skip
+            field="backend",
+            got=" ".join(given),
+            allowed="backend=NAME, backend=A,B or backend=all",
+        )
     return names, rest
 
 
@@ -47,8 +49,10 @@ def execute(job: Job) -> Result:
     if not facts.present:
         raise ConfigError(
             "the kit runs kernels: it needs a device that is here",
-            field="device", got=config.device.preset, allowed="auto, cpu or cuda",
-        )  # fmt: skip
+            field="device",
+            got=config.device.preset,
+            allowed="auto, cpu or cuda",
+        )
     where = {f.name: getattr(config.where, f.name) for f in fields(config.where)}
     names = "all" if job.backends in (("all",), ("auto",)) else list(job.backends)
     progress = _Progress()
@@ -72,9 +76,11 @@ def _write(path: str, content: str) -> None:
         Path(path).write_text(content, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"the page cannot be written: {error.strerror}", field="html", got=path,
+            f"the page cannot be written: {error.strerror}",
+            field="html",
+            got=path,
             allowed="a file in an existing folder",
-        ) from error  # fmt: skip
+        ) from error
 
 
 class _Progress:

@@ -43,8 +43,10 @@ def execute(job: Job) -> Result:
         if not facts.present:
             raise ConfigError(
                 "diff runs kernels: it needs a device that is here",
-                field="device", got=config.device.preset, allowed="auto, cpu or cuda",
-            )  # fmt: skip
+                field="device",
+                got=config.device.preset,
+                allowed="auto, cpu or cuda",
+            )
         specs = [job.registry.backend(name) for name in (a, b)]
         parting = diff_case(config.case, specs, config.backends, facts)
     else:
@@ -56,9 +58,8 @@ def execute(job: Job) -> Result:
 
             job.registry.configure(config.plugins)
             parting = diff_model(
-                built.settings, (a, b), job.registry, prompts, built.sampling, chat=built.chat,
-                progress=display.stage,
-            )  # fmt: skip
+                built.settings, (a, b), job.registry, prompts, built.sampling, chat=built.chat, progress=display.stage
+            )
         what = f"{built.model}, {len(prompts)} prompts"
     document = {"a": a, "b": b, "what": what, **parting.as_dict()}
     largest = f"{parting.compared} outputs compared, largest difference {parting.max_abs_error:.3g}"
@@ -78,7 +79,9 @@ def _name(job: Job, side: str) -> str:
     if name is None:
         raise ConfigError(
             f"diff compares two backends, and {side}= is missing",
-            field=side, allowed=sorted(job.registry.backends), remedy=f"give {side}=NAME",
-        )  # fmt: skip
+            field=side,
+            allowed=sorted(job.registry.backends),
+            remedy=f"give {side}=NAME",
+        )
     job.registry.backend(name, key=side)
     return name

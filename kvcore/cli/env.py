@@ -15,9 +15,20 @@ from kvcore.config.devices import device_facts
 from kvcore.config.home import conf_dir
 
 LIBRARIES = (
-    "torch", "transformers", "numpy", "safetensors", "gguf", "pluggy", "hydra-core", "omegaconf", "msgpack",
-    "triton", "flash-attn", "flashinfer-python", "prometheus_client",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "numpy",
+    "safetensors",
+    "gguf",
+    "pluggy",
+    "hydra-core",
+    "omegaconf",
+    "msgpack",
+    "triton",
+    "flash-attn",
+    "flashinfer-python",
+    "prometheus_client",
+)
 VARIABLES = ("KVCORE_HOME", "KVCORE_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 
 

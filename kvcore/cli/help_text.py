@@ -42,12 +42,7 @@ _NOT_FOR = {
 def program() -> str:
     """The help of `kvcore` itself."""
     width = max(len(name) for name in COMMANDS)
-    lines = [
-        "kvcore: the paged KV cache of LLM inference.",
-        "",
-        "usage: kvcore COMMAND [KEY=VALUE ...]",
-        "",
-    ]
+    lines = ["kvcore: the paged KV cache of LLM inference.", "", "usage: kvcore COMMAND [KEY=VALUE ...]", ""]
     for command in COMMANDS.values():
         suffix = "" if command.built else " (not built yet)"
         lines.append(f"  {command.name:{width}}  {command.summary}{suffix}")
@@ -69,22 +64,14 @@ def command(command: Command, registry: Registry) -> str:
     from kvcore.config.home import presets
     from kvcore.config.keys import all_keys
 
-    lines = [
-        f"kvcore {command.name}: {command.summary}",
-        "",
-        f"usage: kvcore {command.name} {command.usage}",
-        "",
-    ]
+    lines = [f"kvcore {command.name}: {command.summary}", "", f"usage: kvcore {command.name} {command.usage}", ""]
     if command.name in ("run", "diff"):
         lines += [
             "  --prompt TEXT   a prompt, as it is typed; repeatable; - reads it from standard input.",
             "                  Without any, and without prompts=FILE, six samples are answered.",
             "",
         ]
-    lines += [
-        f"  model=PRESET    {', '.join(presets('model'))}",
-        f"  device=PRESET   {', '.join(presets('device'))}",
-    ]
+    lines += [f"  model=PRESET    {', '.join(presets('model'))}", f"  device=PRESET   {', '.join(presets('device'))}"]
     for name in sorted(registry.backends):
         found = presets(f"backends/{name}")
         if found:

@@ -70,15 +70,19 @@ def _command(name: str) -> Command:
         near = difflib.get_close_matches(name, COMMANDS, n=2)
         raise ConfigError(
             f"there is no command {name}",
-            field="COMMAND", got=name, allowed=[c.name for c in COMMANDS.values() if c.built],
+            field="COMMAND",
+            got=name,
+            allowed=[c.name for c in COMMANDS.values() if c.built],
             remedy=f"did you mean {' or '.join(near)}?" if near else "`kvcore --help` lists the commands",
-        )  # fmt: skip
+        )
     if not command.built:
         raise NotBuiltError(
             f"the command {name} is not built yet",
-            field="COMMAND", got=name, allowed=[c.name for c in COMMANDS.values() if c.built],
+            field="COMMAND",
+            got=name,
+            allowed=[c.name for c in COMMANDS.values() if c.built],
             remedy="use a later version",
-        )  # fmt: skip
+        )
     return command
 
 
@@ -93,10 +97,7 @@ def _flags(command: Command, words: Sequence[str]) -> Flags:
         elif word == "--prompt" or word.startswith("--prompt=") or word == "-":
             if command.name not in ("run", "diff"):
                 raise ConfigError(
-                    f"{command.name} takes no prompts",
-                    field="--prompt",
-                    got=word,
-                    allowed="with run and diff",
+                    f"{command.name} takes no prompts", field="--prompt", got=word, allowed="with run and diff"
                 )
             text = "-" if word == "-" else word.partition("=")[2] if "=" in word else next(rest, None)
             if text is None:
@@ -104,9 +105,12 @@ def _flags(command: Command, words: Sequence[str]) -> Flags:
             flags.prompts.append(stdin() if text == "-" else text)
         elif word.startswith("-"):
             raise ConfigError(
-                "unknown option", field=word, got=word, allowed=["--prompt TEXT (run)", "-m", "--help"],
+                "unknown option",
+                field=word,
+                got=word,
+                allowed=["--prompt TEXT (run)", "-m", "--help"],
                 remedy="settings are written KEY=VALUE, without dashes",
-            )  # fmt: skip
+            )
         else:
             flags.overrides.append(word)
     return flags
@@ -193,9 +197,7 @@ def _bug_text(error: Exception) -> str:
     if os.environ.get("KVCORE_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
     told = _one_line(error)
-    return (
-        f"kvcore: this is a bug of kvcore ({told}); KVCORE_DEBUG=1 shows where, `kvcore env` what to report"
-    )
+    return f"kvcore: this is a bug of kvcore ({told}); KVCORE_DEBUG=1 shows where, `kvcore env` what to report"
 
 
 def _bug_document(text: str) -> dict[str, object]:

@@ -73,9 +73,7 @@ def _axes(layout: SizedLayout, index: int) -> list[str]:
 
 def draw(config: KVCacheConfig) -> str:
     """The picture for people."""
-    lines = [
-        f"arena: {config.total_bytes} bytes ({size(config.total_bytes)}), placement {config.placement}",
-    ]
+    lines = [f"arena: {config.total_bytes} bytes ({size(config.total_bytes)}), placement {config.placement}"]
     for group in config.kv_cache_groups:
         lines += ["", *_draw_group(group)]
     lines += ["", *(_draw_packed(config) if config.placement == "packed" else _draw_slots(config))]

@@ -23,10 +23,7 @@ def execute(job: Job) -> Result:
         **plan.as_dict(lengths),
         "notes": list(built.notes),
     }
-    text = [
-        f"{built.model} in {built.settings.facts.dtype} on {device.name or device.kind}",
-        plan.explain(),
-    ]
+    text = [f"{built.model} in {built.settings.facts.dtype} on {device.name or device.kind}", plan.explain()]
     for choice in selection.classes:
         if choice.chosen and not choice.chosen.verdict.installed_here:
             text.append(f"note: {choice.chosen.name} is not usable here yet: {choice.chosen.verdict.missing}")

@@ -19,9 +19,7 @@ def gather(texts: Sequence[str], file: str | None) -> list[str]:
         raise ConfigError("a prompt is empty", field="--prompt", got="", allowed="a text")
     for text in texts:
         if any("\ud800" <= c <= "\udfff" for c in text):  # bytes that the shell passed on as they were
-            raise ConfigError(
-                "a prompt is not UTF-8", field="--prompt", got=ascii(text), allowed="a text in UTF-8"
-            )
+            raise ConfigError("a prompt is not UTF-8", field="--prompt", got=ascii(text), allowed="a text in UTF-8")
     prompts = [*texts, *(_from_file(file) if file is not None else [])]
     return prompts or samples()
 
@@ -37,8 +35,10 @@ def _from_file(name: str) -> list[str]:
     except OSError as error:
         raise ConfigError(
             f"the file of prompts cannot be read: {error.strerror}",
-            field="prompts", got=name, allowed="a UTF-8 file, one prompt a line",
-        ) from error  # fmt: skip
+            field="prompts",
+            got=name,
+            allowed="a UTF-8 file, one prompt a line",
+        ) from error
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise ConfigError("the file has no prompts", field="prompts", got=name, allowed="one prompt a line")

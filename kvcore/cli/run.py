@@ -55,9 +55,7 @@ def execute(job: Job) -> Result:
     return Result(document, _text(built, document))
 
 
-def _rungs(
-    backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry
-) -> dict[str, str | None]:
+def _rungs(backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry) -> dict[str, str | None]:
     """By group, what its backend runs on: device, or the stand-in that takes its place."""
     found: dict[str, str | None] = {}
     for group, name in backends.items():

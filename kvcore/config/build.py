@@ -53,9 +53,7 @@ Progress = Callable[[str, float], None]
 MEASURED = ("auto", "cpu", "cuda")
 
 
-def build(
-    composed: Composed, registry: Registry, *, purpose: Purpose, progress: Progress | None = None
-) -> Built:
+def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress: Progress | None = None) -> Built:
     """Settings of a configuration.
 
     Args:
@@ -75,14 +73,14 @@ def build(
     if purpose == "run" and not device.present:
         raise ConfigError(
             "this device is a preset for planning: it is not in this machine",
-            field="device", got=config.device.preset, allowed="auto, cpu or cuda",
-        )  # fmt: skip
+            field="device",
+            got=config.device.preset,
+            allowed="auto, cpu or cuda",
+        )
     geometry = dict(model.geometry) if model.path is None else read_config(model.path)
     cache = _cache(config.cache)
     eviction_policy(cache, registry)
-    facts = model_facts(
-        geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry)
-    )
+    facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry))
     facts = stored_as(
         replace(facts, weight_bytes=_weight_bytes(model, facts)),
         content=config.cache.content,
@@ -96,9 +94,7 @@ def build(
         model_path=model.path,
         device=device,
         cache=cache,
-        backend=BackendChoice(
-            config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()
-        ),
+        backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()),
         max_model_len=length,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
@@ -144,10 +140,11 @@ def _check_device_keys(composed: Composed) -> None:
     if "device.preset" in told or (told and preset in MEASURED):
         raise ConfigError(
             "facts of a device are given beside a preset that describes one, and nowhere else",
-            field=told[0], got=getattr(composed.config.device, told[0].removeprefix("device.")),
+            field=told[0],
+            got=getattr(composed.config.device, told[0].removeprefix("device.")),
             allowed="with device=PRESET, not auto, cpu or cuda",
             remedy="add the preset that is nearest, such as device=h100-80gb",
-        )  # fmt: skip
+        )
 
 
 def _name(model: ModelKeys) -> str:
@@ -196,8 +193,10 @@ def _max_model_len(config: KVCoreConfig, facts: ModelFacts, purpose: Purpose) ->
     if purpose == "run":
         raise ConfigError(
             "the model was not made for sequences of this length",
-            field="engine.max_model_len", got=asked, allowed=f"1 to {facts.max_model_len}",
-        )  # fmt: skip
+            field="engine.max_model_len",
+            got=asked,
+            allowed=f"1 to {facts.max_model_len}",
+        )
     return asked, (
         f"engine.max_model_len={asked} is beyond the model's own limit of {facts.max_model_len}: "
         "it can be planned, but not run",
@@ -214,8 +213,10 @@ def _cache(keys: CacheKeys) -> CacheSettings:
         if block_size < 1:
             raise ConfigError(
                 "cache.block_size is not a positive number of tokens",
-                field="cache.block_size", got=keys.block_size, allowed="auto, or a number >= 1",
-            )  # fmt: skip
+                field="cache.block_size",
+                got=keys.block_size,
+                allowed="auto, or a number >= 1",
+            )
     return CacheSettings(
         block_size=block_size,
         placement=keys.placement,
@@ -248,13 +249,15 @@ def _sampling(config: KVCoreConfig) -> SamplingParams:
     most = config.engine.max_num_seqs
     if keys.n > most:
         raise ConfigError(
-            "sampling.n is out of range",
-            field="sampling.n", got=keys.n, allowed=f"1 to {most} (engine.max_num_seqs)",
-        )  # fmt: skip
+            "sampling.n is out of range", field="sampling.n", got=keys.n, allowed=f"1 to {most} (engine.max_num_seqs)"
+        )
     if not keys.top_p > 0:
         raise ConfigError(
-            "sampling.top_p is out of range", field="sampling.top_p", got=keys.top_p,
-            allowed="0 < top_p <= 1", remedy="for the likeliest token alone, leave sampling.temperature at 0",
-        )  # fmt: skip
+            "sampling.top_p is out of range",
+            field="sampling.top_p",
+            got=keys.top_p,
+            allowed="0 < top_p <= 1",
+            remedy="for the likeliest token alone, leave sampling.temperature at 0",
+        )
     values = {f.name: getattr(keys, f.name) for f in fields(keys)}
     return SamplingParams(**{**values, "stop": tuple(keys.stop)})

@@ -50,9 +50,11 @@ def compose(overrides: Sequence[str], registry: Registry) -> Composed:
         if override.is_sweep_override():
             raise ConfigError(
                 "several values for one key need -m, which runs one job a value",
-                field=override.key_or_group, got=override.input_line, allowed="one value",
+                field=override.key_or_group,
+                got=override.input_line,
+                allowed="one value",
                 remedy="add -m, or quote the value if it is one text with commas",
-            )  # fmt: skip
+            )
     return compose_parsed(parsed, overrides, registry)
 
 
@@ -71,8 +73,9 @@ def compose_parsed(parsed: Sequence[Override], overrides: Sequence[str], registr
     except Exception as error:
         raise ConfigError(
             f"the options of a backend or plugin refuse their values: {told(error)}",
-            field=", ".join(o.key_or_group for o in parsed), got=list(overrides),
-        ) from error  # fmt: skip
+            field=", ".join(o.key_or_group for o in parsed),
+            got=list(overrides),
+        ) from error
     if not isinstance(config, KVCoreConfig):
         raise ConfigError("conf/config.yaml does not follow the schema", field="conf", got=type(config))
     validate(config, registry)

@@ -35,15 +35,19 @@ def device_facts(keys: DeviceKeys, *, ask_torch: bool = False) -> DeviceFacts:
         if found is None and keys.preset == "cuda":
             raise ConfigError(
                 "this machine has no GPU that the installed torch can use",
-                field="device", got="cuda", allowed="cpu, or a preset of conf/device for planning",
+                field="device",
+                got="cuda",
+                allowed="cpu, or a preset of conf/device for planning",
                 remedy="use device=cpu, or install a CUDA build of torch and its driver",
-            )  # fmt: skip
+            )
         return found or _cpu()
     if keys.capability is not None and len(keys.capability) != 2:
         raise ConfigError(
             "a compute capability is two numbers",
-            field="device.capability", got=keys.capability, allowed="[major, minor]",
-        )  # fmt: skip
+            field="device.capability",
+            got=keys.capability,
+            allowed="[major, minor]",
+        )
     return DeviceFacts(
         kind=keys.kind,
         name=keys.name,

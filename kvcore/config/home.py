@@ -16,8 +16,10 @@ def conf_dir() -> Path:
             return folder
     raise ConfigError(
         "the configuration folder of kvcore is missing",
-        field="conf", got=str(package / "conf"), remedy="install kvcore again",
-    )  # fmt: skip
+        field="conf",
+        got=str(package / "conf"),
+        remedy="install kvcore again",
+    )
 
 
 def presets(group: str) -> list[str]:

@@ -55,10 +55,7 @@ def keys_of(config: type[Any], prefix: str) -> list[Key]:
     hints = get_type_hints(config)
     told = _attributes(config)
     return [
-        k
-        for f in fields(config)
-        if f.init
-        for k in _key(f, f"{prefix}.{f.name}", hints[f.name], told.get(f.name, ""))
+        k for f in fields(config) if f.init for k in _key(f, f"{prefix}.{f.name}", hints[f.name], told.get(f.name, ""))
     ]
 
 
@@ -81,9 +78,14 @@ def _key(f: Field[Any], path: str, hint: Any, told: str = "") -> Iterator[Key]:
     meta: Mapping[str, Any] = f.metadata
     choices = meta.get("choices")
     yield Key(
-        path, _shown(hint), default, str(meta.get("help") or told),
-        tuple(choices) if choices else None, meta.get("least"), meta.get("most"),
-    )  # fmt: skip
+        path,
+        _shown(hint),
+        default,
+        str(meta.get("help") or told),
+        tuple(choices) if choices else None,
+        meta.get("least"),
+        meta.get("most"),
+    )
 
 
 def _shown(hint: Any) -> str:

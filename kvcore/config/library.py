@@ -27,10 +27,7 @@ class LLM(llm.LLM):
     """
 
     def __init__(
-        self,
-        *overrides: str,
-        registry: Registry | None = None,
-        progress: Callable[[str], None] | None = None,
+        self, *overrides: str, registry: Registry | None = None, progress: Callable[[str], None] | None = None
     ) -> None:
         plugins = installed() if registry is None else registry
         composed = compose(overrides, plugins)
@@ -61,7 +58,5 @@ class LLM(llm.LLM):
     ) -> Iterator[llm.StreamEvent]:
         """As `kvcore.engine.llm.LLM.stream`; what is not given is as the overrides say."""
         return super().stream(
-            prompts,
-            sampling or self.default_sampling,
-            chat=self.default_chat if chat is None else chat,
+            prompts, sampling or self.default_sampling, chat=self.default_chat if chat is None else chat
         )

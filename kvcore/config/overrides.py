@@ -28,22 +28,24 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """
     for text in overrides:
         if not isinstance(text, str):  # from the library
-            raise ConfigError(
-                "an override is not a text", field="override", got=text, allowed="texts KEY=VALUE"
-            )
+            raise ConfigError("an override is not a text", field="override", got=text, allowed="texts KEY=VALUE")
         if text[:1] in ("+", "~"):
             sign = "++" if text.startswith("++") else text[0]
             raise UnknownKeyError(
                 f"'{sign}' is not accepted: every key of kvcore exists, none is added or removed",
-                field=text.lstrip("+~").partition("=")[0], got=text, allowed="KEY=VALUE",
+                field=text.lstrip("+~").partition("=")[0],
+                got=text,
+                allowed="KEY=VALUE",
                 remedy="write the key without the sign; `kvcore COMMAND --help` lists all keys",
-            )  # fmt: skip
+            )
         if "=" not in text:
             raise ConfigError(
                 "this is neither an option of the command nor an override",
-                field="override", got=text, allowed="KEY=VALUE",
+                field="override",
+                got=text,
+                allowed="KEY=VALUE",
                 remedy="text goes to `run` by --prompt; `kvcore COMMAND --help` lists options and keys",
-            )  # fmt: skip
+            )
     found: list[Override] = []
     for text in overrides:
         try:
@@ -53,9 +55,11 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             quoted = f"'{name}=\"{value}\"'"
             raise ConfigError(
                 f"the override cannot be parsed: {_first_line(error)}",
-                field=name, got=text, allowed="KEY=VALUE",
+                field=name,
+                got=text,
+                allowed="KEY=VALUE",
                 remedy=f"a value with = , or other signs is quoted, and the shell quotes once more: {quoted}",
-            ) from error  # fmt: skip
+            ) from error
     return found
 
 
@@ -74,8 +78,10 @@ def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
         if override.package is not None:
             raise UnknownKeyError(
                 "packages (KEY@PACKAGE) are not used in kvcore",
-                field=name, got=override.input_line, allowed="KEY=VALUE",
-            )  # fmt: skip
+                field=name,
+                got=override.input_line,
+                allowed="KEY=VALUE",
+            )
         if "/" in name:
             _check_backend_preset(override, registry)
         elif name in GROUPS:
@@ -85,8 +91,10 @@ def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
         elif name and name in nodes:
             raise UnknownKeyError(
                 f"{name} is a group of keys: set them one by one",
-                field=name, got=override.input_line, allowed=_below(name, known),
-            )  # fmt: skip
+                field=name,
+                got=override.input_line,
+                allowed=_below(name, known),
+            )
         elif name not in known:
             _refuse_unknown(name, override, known, registry)
 
@@ -96,9 +104,10 @@ def _check_backend_preset(override: Override, registry: Registry) -> None:
     if group != "backends" or not backend or "/" in backend:
         raise UnknownKeyError(
             "no such group of presets",
-            field=override.key_or_group, got=override.input_line,
+            field=override.key_or_group,
+            got=override.input_line,
             allowed=["model=PRESET", "device=PRESET", "backends/NAME=PRESET"],
-        )  # fmt: skip
+        )
     registry.backend(backend, key=override.key_or_group)
     _check_preset(override, override.key_or_group)
 
@@ -111,8 +120,11 @@ def _check_preset(override: Override, group: str) -> None:
             remedy = "for a directory or config.json use model.path=" if group == "model" else None
             raise ConfigError(
                 f"there is no preset {value!r} for {group}",
-                field=group, got=value, allowed=known or "none: there are no presets", remedy=remedy,
-            )  # fmt: skip
+                field=group,
+                got=value,
+                allowed=known or "none: there are no presets",
+                remedy=remedy,
+            )
 
 
 def _refuse_unknown(name: str, override: Override, known: set[str], registry: Registry) -> None:
@@ -123,9 +135,11 @@ def _refuse_unknown(name: str, override: Override, known: set[str], registry: Re
     last = [k for k in sorted(known) if k.rpartition(".")[2] == parts[-1] and k not in near]
     raise UnknownKeyError(
         f"there is no key {name}",
-        field=name, got=override.input_line, allowed=(near + last)[:5] or _below(parts[0], known),
+        field=name,
+        got=override.input_line,
+        allowed=(near + last)[:5] or _below(parts[0], known),
         remedy="`kvcore COMMAND --help` lists all keys",
-    )  # fmt: skip
+    )
 
 
 def _below(node: str, known: set[str]) -> list[str] | str:

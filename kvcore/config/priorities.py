@@ -29,6 +29,8 @@ def priorities() -> Priorities:
         if not good:
             raise ConfigError(
                 "a device class has a whole number for each backend",
-                field=f"{file.name}: {name!s}", got=ranks, allowed="{backend: rank}",
-            )  # fmt: skip
+                field=f"{file.name}: {name!s}",
+                got=ranks,
+                allowed="{backend: rank}",
+            )
     return {str(name): dict(ranks) for name, ranks in content.items()}

@@ -74,9 +74,7 @@ class CacheKeys:
     block_size: str = key("auto", "tokens of a block; auto: smallest multiple of 16 that all backends take")
     dtype: str = key("auto", "element type; auto: the model's", choices=CACHE_DTYPES)
     dtype_by_kind: DtypeByKind = field(default_factory=DtypeByKind)
-    scales: str | None = key(
-        None, "granularity of scales of quantized types", choices=("tensor", "head", "token_head")
-    )
+    scales: str | None = key(None, "granularity of scales of quantized types", choices=("tensor", "head", "token_head"))
     scale_file: str | None = key(None, "file with tensor or head scales")
     content: str = key("auto", "what a token stores; plugins bring more kinds")
     retention: str = key("auto", "how long tokens stay; plugins bring more kinds")
@@ -84,9 +82,7 @@ class CacheKeys:
     memory: str | None = key(None, "bytes of the arena, such as 2GiB; not with num_blocks")
     num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)
     utilization: float = key(0.9, "share of the device's memory that the engine may use", least=0.01, most=1)
-    mla: str = key(
-        "auto", "latent attention: as latents, or keys and values", choices=("auto", "latent", "expanded")
-    )
+    mla: str = key("auto", "latent attention: as latents, or keys and values", choices=("auto", "latent", "expanded"))
     swap_memory: str = key("0", "bytes of host memory for swapped requests")
     sanitize: bool = key(False, "poison cache content when it dies (NaN), for finding faults")
     prefix_caching: bool = key(True, "reuse the blocks of equal prompt beginnings")
@@ -177,9 +173,7 @@ class KVCoreConfig:
 
     model: ModelKeys = field(default_factory=ModelKeys)
     chat: str = key(
-        "auto",
-        "wrap prompts in the chat template; auto: what the preset says",
-        choices=("auto", "true", "false"),
+        "auto", "wrap prompts in the chat template; auto: what the preset says", choices=("auto", "true", "false")
     )
     backend: str = key("auto", "attention backend of every group")
     backend_by_kind: BackendByKind = field(default_factory=BackendByKind)
@@ -201,6 +195,4 @@ class KVCoreConfig:
     case: str | None = key(None, "case of the conformance kit for `diff`; without it, a whole model")
     what: str | None = key(None, "what `bench` measures", choices=("cache", "attention", "write", "engine"))
     format: str = key("text", "form of the picture of `layout`", choices=("text", "svg", "html"))
-    output: str = key(
-        "text", "text, or exactly one JSON document on standard output", choices=("text", "json")
-    )
+    output: str = key("text", "text, or exactly one JSON document on standard output", choices=("text", "json"))

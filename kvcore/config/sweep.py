@@ -27,10 +27,7 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
         jobs *= len(values)
         if jobs > MOST_JOBS:
             raise ConfigError(
-                "the sweep has too many jobs",
-                field=override.key_or_group,
-                got=jobs,
-                allowed=f"<= {MOST_JOBS}",
+                "the sweep has too many jobs", field=override.key_or_group, got=jobs, allowed=f"<= {MOST_JOBS}"
             )
         choices.append(values)
     return [list(job) for job in product(*choices)]
@@ -45,5 +42,7 @@ def _values(override: Override) -> list[str]:
     except (HydraException, ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(
             f"this sweep has no list of values: {error}",
-            field=name, got=override.input_line, allowed="a,b,c or choice(...) or range(...)",
-        ) from error  # fmt: skip
+            field=name,
+            got=override.input_line,
+            allowed="a,b,c or choice(...) or range(...)",
+        ) from error

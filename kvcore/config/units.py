@@ -6,8 +6,18 @@ import re
 
 from kvcore.errors import ConfigError
 
-UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
-         "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -22,8 +32,10 @@ def parse_bytes(key: str, text: str | int, *, least: int = 0) -> int:
     if match is None or factor is None:
         raise ConfigError(
             f"{key} is not a size in bytes",
-            field=key, got=text, allowed="a number, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
-        )  # fmt: skip
+            field=key,
+            got=text,
+            allowed="a number, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB",
+        )
     whole, _, part = match[1].partition(".")
     # In integers: 0.1 GiB of a float would lose bytes.
     size = int(whole) * factor + (int(part) * factor // 10 ** len(part) if part else 0)

@@ -27,18 +27,16 @@ def validate(config: KVCoreConfig, registry: Registry) -> None:
         for part in path.split("."):
             value = getattr(value, part)
         if asked(value):
-            raise NotBuiltError(
-                f"{path} is not built yet", field=path, got=value, allowed=allowed, remedy=remedy
-            )
+            raise NotBuiltError(f"{path} is not built yet", field=path, got=value, allowed=allowed, remedy=remedy)
     if config.cache.memory is not None and config.cache.num_blocks is not None:
         raise ConfigError(
             "the size of the cache is given twice",
-            field="cache.num_blocks", got=config.cache.num_blocks,
+            field="cache.num_blocks",
+            got=config.cache.num_blocks,
             allowed="either cache.memory or cache.num_blocks",
-        )  # fmt: skip
+        )
     kinds = {
-        f"backend_by_kind.{f.name}": getattr(config.backend_by_kind, f.name)
-        for f in fields(config.backend_by_kind)
+        f"backend_by_kind.{f.name}": getattr(config.backend_by_kind, f.name) for f in fields(config.backend_by_kind)
     }
     for key, name in {"backend": config.backend, **kinds}.items():
         if name != "auto":
@@ -78,12 +76,16 @@ NOT_BUILT: tuple[tuple[str, Callable[[Any], bool], Any, str], ...] = (
     ("parallel.pipeline", _more_than_one, 1, "use one rank"),
     ("parallel.decode_context", _more_than_one, 1, "use one rank"),
     ("executor", lambda v: v != "inline", "inline", "use executor=inline"),
-    ("cache.swap_memory", lambda v: parse_bytes("cache.swap_memory", v) > 0, 0,
-     "leave it at 0: a preempted request is computed again"),
+    (
+        "cache.swap_memory",
+        lambda v: parse_bytes("cache.swap_memory", v) > 0,
+        0,
+        "leave it at 0: a preempted request is computed again",
+    ),
     ("cache.explain", bool, False, "leave it out"),
     ("cache.explain_history", lambda v: v is not None, None, "leave it out"),
     ("cache.scale_file", lambda v: v is not None, None, "leave it out: tensor and head scales are 1.0"),
     ("plan.accounting", lambda v: v is not None, None, "leave it out: kvcore's own accounting is exact"),
     ("plan.accounting_version", lambda v: v is not None, None, "leave it out"),
     ("format", lambda v: v != "text", "text", "use format=text, or output=json for the data"),
-)  # fmt: skip
+)

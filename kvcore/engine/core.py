@@ -99,9 +99,7 @@ class EngineCore:
         asked = cache.memory_bytes is not None or cache.num_blocks is not None
         if asked or self.settings.device.kind == "cpu":
             return first
-        plan, _ = prepare_plan(
-            self.settings, self.registry, purpose="run", memory_bytes=self.executor.cache_bytes()
-        )
+        plan, _ = prepare_plan(self.settings, self.registry, purpose="run", memory_bytes=self.executor.cache_bytes())
         return plan
 
     def _make_manager(self) -> KVCacheManager:
@@ -222,9 +220,11 @@ class EngineCore:
 def _worker_settings(settings: EngineSettings) -> WorkerSettings:
     if settings.model_path is None:
         raise ConfigError(
-            "a model directory with weights is needed to run", field="model.path", got=None,
+            "a model directory with weights is needed to run",
+            field="model.path",
+            got=None,
             remedy="give model.path=DIR",
-        )  # fmt: skip
+        )
     return WorkerSettings(
         facts=settings.facts,
         model_path=settings.model_path,

@@ -81,6 +81,8 @@ def _check_groups(plans: Sequence[KVCacheConfig]) -> None:
     if groups[0] != groups[1]:
         raise ConfigError(
             "the two backends lead to unlike groups of layers",
-            field="cache.block_size", got=[len(g) for g in groups], allowed="equal groups",
+            field="cache.block_size",
+            got=[len(g) for g in groups],
+            allowed="equal groups",
             remedy="compare them on a case of the kit: case=ID",
-        )  # fmt: skip
+        )

@@ -166,9 +166,7 @@ class LLM:
                 if _root(request) in roots:
                     self.core.abort(request.request_id)
 
-    def _event(
-        self, index: int, prompt: str, request: Request, token: int, stream: TextStream
-    ) -> StreamEvent:
+    def _event(self, index: int, prompt: str, request: Request, token: int, stream: TextStream) -> StreamEvent:
         text = stream.push(token)
         if request.finish_reason is not None:
             text += stream.finish()
@@ -217,18 +215,17 @@ class LLM:
     def _collect(self, name: str, length: int) -> torch.Tensor:
         rows = self._kept.pop(name)
         if sorted(rows) != list(range(length)):
-            raise IntegrityError(
-                "not every position was computed", field="score", got=len(rows), allowed=length
-            )
+            raise IntegrityError("not every position was computed", field="score", got=len(rows), allowed=length)
         return torch.stack([rows[i] for i in range(length)])
 
     def _check_idle(self) -> None:
         if self.core.has_unfinished:
             raise RequestError(
-                "this model is still answering: one stream at a time", field="prompts",
+                "this model is still answering: one stream at a time",
+                field="prompts",
                 got=f"{len(self.core.scheduler.requests)} sequences not finished",
                 remedy="read the open stream to its end or close() it, or add_request() to `core` yourself",
-            )  # fmt: skip
+            )
 
     def _new_id(self) -> str:
         self._requests += 1
@@ -254,15 +251,16 @@ class LLM:
 def _check_texts(prompts: Sequence[str]) -> None:
     if isinstance(prompts, str):
         raise RequestError(
-            "prompts is one text, and would be read letter by letter", field="prompts", got=prompts,
-            allowed="a list of texts", remedy="put the text into a list",
-        )  # fmt: skip
+            "prompts is one text, and would be read letter by letter",
+            field="prompts",
+            got=prompts,
+            allowed="a list of texts",
+            remedy="put the text into a list",
+        )
     for prompt in prompts:
         # The half of a surrogate pair stands for bytes that were never UTF-8.
         if not isinstance(prompt, str) or any("\ud800" <= c <= "\udfff" for c in prompt):
-            raise RequestError(
-                "a prompt is not a text", field="prompts", got=ascii(prompt), allowed="Unicode text"
-            )
+            raise RequestError("a prompt is not a text", field="prompts", got=ascii(prompt), allowed="Unicode text")
 
 
 def _root(request: Request) -> str:

@@ -15,9 +15,7 @@ CPU_SHARE = 4
 CPU_MOST = 4 << 30
 
 
-def select(
-    settings: EngineSettings, registry: Registry, *, purpose: Purpose, strict: bool = True
-) -> Selection:
+def select(settings: EngineSettings, registry: Registry, *, purpose: Purpose, strict: bool = True) -> Selection:
     """Choose backends for settings; see `choose_backends`."""
     facts, cache = settings.facts, settings.cache
     try:
@@ -61,9 +59,11 @@ def prepare_plan(
     if purpose == "run" and cache.placement == "packed":
         raise NotBuiltError(
             "placement packed can be planned, but not run: its manager is not built yet",
-            field="cache.placement", got="packed", allowed=("auto", "slots"),
+            field="cache.placement",
+            got="packed",
+            allowed=("auto", "slots"),
             remedy="use cache.placement=slots",
-        )  # fmt: skip
+        )
     selection = select(settings, registry, purpose=purpose)
     if cache.memory_bytes is not None or cache.num_blocks is not None:
         budget = Budget(cache.memory_bytes, cache.num_blocks)
@@ -106,8 +106,10 @@ def eviction_policy(cache: CacheSettings, registry: Registry) -> type[EvictionPo
     if name not in known:
         raise ConfigError(
             "no installed plugin offers this eviction policy",
-            field="cache.eviction", got=name, allowed=["lru", *sorted(known)],
-        )  # fmt: skip
+            field="cache.eviction",
+            got=name,
+            allowed=["lru", *sorted(known)],
+        )
     return known[name]
 
 
@@ -135,20 +137,27 @@ def default_cache_bytes(settings: EngineSettings, available_bytes: int | None = 
     if device.memory_bytes < 1:
         raise ConfigError(
             "the memory of the device is not known",
-            field="cache.memory", got=None, allowed="bytes, such as 2GiB", remedy="set cache.memory",
-        )  # fmt: skip
+            field="cache.memory",
+            got=None,
+            allowed="bytes, such as 2GiB",
+            remedy="set cache.memory",
+        )
     weights = settings.facts.weight_bytes
     if weights is None:
         raise ConfigError(
             "nothing tells how many bytes the weights take",
-            field="model.weight_bytes", got=None, allowed="bytes, such as 14GiB",
+            field="model.weight_bytes",
+            got=None,
+            allowed="bytes, such as 14GiB",
             remedy="set model.weight_bytes, or give the cache itself: cache.memory=BYTES",
-        )  # fmt: skip
+        )
     left = int(device.memory_bytes * settings.cache.utilization) - weights
     if left < 1:
         raise CapacityError(
             "the weights alone fill the device: nothing is left for the cache",
-            field="device", got=f"{device.name}: {device.memory_bytes} bytes x {settings.cache.utilization}",
-            allowed=f"> {weights} bytes", remedy="choose a larger device or a smaller model.dtype",
-        )  # fmt: skip
+            field="device",
+            got=f"{device.name}: {device.memory_bytes} bytes x {settings.cache.utilization}",
+            allowed=f"> {weights} bytes",
+            remedy="choose a larger device or a smaller model.dtype",
+        )
     return left

@@ -103,30 +103,32 @@ class Request:
 
 
 def check_request(
-    prompt_ids: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    max_model_len: int,
-    max_num_seqs: int,
-    vocab_size: int,
+    prompt_ids: Sequence[int], sampling: SamplingParams, *, max_model_len: int, max_num_seqs: int, vocab_size: int
 ) -> None:
     """Raise `RequestError` for a request that can never be served."""
     if not prompt_ids:
         raise RequestError(
-            "the prompt has no tokens", field="prompt", got="", allowed="at least one token",
+            "the prompt has no tokens",
+            field="prompt",
+            got="",
+            allowed="at least one token",
             remedy="give a prompt that is not empty",
-        )  # fmt: skip
+        )
     if len(prompt_ids) >= max_model_len:
         raise RequestError(
             "the prompt leaves no room for a single new token",
-            field="prompt", got=f"{len(prompt_ids)} tokens", allowed=f"at most {max_model_len - 1} tokens",
+            field="prompt",
+            got=f"{len(prompt_ids)} tokens",
+            allowed=f"at most {max_model_len - 1} tokens",
             remedy="shorten the prompt or raise engine.max_model_len",
-        )  # fmt: skip
+        )
     if vocab_size and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
         raise RequestError(
-            "a token id is outside the vocabulary", field="prompt",
-            got=(min(prompt_ids), max(prompt_ids)), allowed=f"0 to {vocab_size - 1}",
-        )  # fmt: skip
+            "a token id is outside the vocabulary",
+            field="prompt",
+            got=(min(prompt_ids), max(prompt_ids)),
+            allowed=f"0 to {vocab_size - 1}",
+        )
     limits: tuple[tuple[str, float, bool, str], ...] = (
         ("max_tokens", sampling.max_tokens, sampling.max_tokens >= 1, ">= 1"),
         ("temperature", sampling.temperature, sampling.temperature >= 0, ">= 0"),
@@ -136,14 +138,14 @@ def check_request(
     )
     for name, got, holds, allowed in limits:
         if not holds:
-            raise RequestError(
-                f"sampling.{name} is out of range", field=f"sampling.{name}", got=got, allowed=allowed
-            )
+            raise RequestError(f"sampling.{name} is out of range", field=f"sampling.{name}", got=got, allowed=allowed)
     if isinstance(sampling.stop, str):
         raise RequestError(
             "sampling.stop is one text, and would be read letter by letter",
-            field="sampling.stop", got=sampling.stop, allowed="a tuple of texts",
-        )  # fmt: skip
+            field="sampling.stop",
+            got=sampling.stop,
+            allowed="a tuple of texts",
+        )
     if any(not s for s in sampling.stop):
         raise RequestError(
             "a stop string is empty", field="sampling.stop", got=sampling.stop, allowed="non-empty texts"

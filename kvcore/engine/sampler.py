@@ -49,9 +49,7 @@ def draw(logits_V: torch.Tensor, ask: SampleAsk) -> int:
 class Sampler:
     """Draws all tokens of a step."""
 
-    def __call__(
-        self, logits_NV: torch.Tensor, asks: Sequence[Sequence[SampleAsk]]
-    ) -> tuple[tuple[int, ...], ...]:
+    def __call__(self, logits_NV: torch.Tensor, asks: Sequence[Sequence[SampleAsk]]) -> tuple[tuple[int, ...], ...]:
         """For row n of the logits, one token for each of `asks[n]`.
 
         Args:
@@ -62,6 +60,5 @@ class Sampler:
         random_rows = [n for n, row in enumerate(asks) if any(a.temperature > 0 for a in row)]
         on_host = {n: logits_NV[n].cpu() for n in random_rows}
         return tuple(
-            tuple(best[n] if a.temperature == 0 else draw(on_host[n], a) for a in row)
-            for n, row in enumerate(asks)
+            tuple(best[n] if a.temperature == 0 else draw(on_host[n], a) for a in row) for n, row in enumerate(asks)
         )

@@ -72,9 +72,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         if request.request_id in self.requests:
-            raise RequestError(
-                "a request of this id is being served", field="request_id", got=request.request_id
-            )
+            raise RequestError("a request of this id is being served", field="request_id", got=request.request_id)
         self.requests[request.request_id] = request
         self._queue(request)
 
@@ -161,9 +159,10 @@ class Scheduler:
             if len(self.running) == 1:
                 raise CapacityError(
                     f"request {self.running[0].request_id} alone needs {short} blocks more than there are",
-                    field="cache.memory", got=f"{len(self.running[0].tokens)} tokens",
+                    field="cache.memory",
+                    got=f"{len(self.running[0].tokens)} tokens",
                     remedy="raise cache.memory or lower engine.max_model_len",
-                )  # fmt: skip
+                )
             self._preempt(self.running[-1])
             preempted = True
 

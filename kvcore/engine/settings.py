@@ -99,9 +99,8 @@ class SamplingParams:
             # True is a number to Python, and to nobody who samples.
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise RequestError(
-                    f"sampling.{name} is {type(value).__name__}",
-                    field=f"sampling.{name}", got=value, allowed=allowed,
-                )  # fmt: skip
+                    f"sampling.{name} is {type(value).__name__}", field=f"sampling.{name}", got=value, allowed=allowed
+                )
 
 
 _SAMPLING_TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (

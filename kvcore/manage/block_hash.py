@@ -61,9 +61,12 @@ def hash_function(name: str) -> Callable[[bytes], bytes]:
         xxhash = import_module("xxhash")  # no requirement of ours
     except ImportError:
         raise ConfigError(
-            "the package xxhash is not installed", field="cache.hash", got=name, allowed="sha256",
+            "the package xxhash is not installed",
+            field="cache.hash",
+            got=name,
+            allowed="sha256",
             remedy="pip install xxhash, or set cache.hash=sha256",
-        ) from None  # fmt: skip
+        ) from None
     digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
     return digest
 
@@ -74,10 +77,7 @@ def token_array(tokens: Sequence[int]) -> array[int]:
         return array(TOKEN_CODE, tokens)
     except (OverflowError, TypeError) as error:
         raise RequestError(
-            "token ids must be integers of 32 bits",
-            field="token_ids",
-            got=str(error),
-            allowed="0 .. 2**32 - 1",
+            "token ids must be integers of 32 bits", field="token_ids", got=str(error), allowed="0 .. 2**32 - 1"
         ) from None
 
 
@@ -110,9 +110,7 @@ class BlockHasher:
         listed = b"".join(b"A" + _sized(d) for d in adapters)
         return b"R" + self._seed + _sized(salt.encode()) + listed
 
-    def extend(
-        self, digests: list[bytes], root: bytes, tokens: array[int], items: Sequence[Multimodal] = ()
-    ) -> None:
+    def extend(self, digests: list[bytes], root: bytes, tokens: array[int], items: Sequence[Multimodal] = ()) -> None:
         """Append the digests of all whole runs of `tokens` that `digests` lacks."""
         size, hashed = self.block_size, self._hash
         parent = digests[-1] if digests else root
@@ -137,8 +135,7 @@ def encode_items(items: Sequence[Multimodal], start: int, end: int) -> bytes:
     inside = [m for m in items if m.offset < end and start < m.offset + m.length]
     inside.sort(key=lambda m: (m.offset, m.identifier, m.length))
     return b"".join(
-        b"M" + _sized(m.identifier) + m.offset.to_bytes(8, "little") + m.length.to_bytes(8, "little")
-        for m in inside
+        b"M" + _sized(m.identifier) + m.offset.to_bytes(8, "little") + m.length.to_bytes(8, "little") for m in inside
     )
 
 
@@ -157,6 +154,8 @@ def check_extras(extras: Sequence[Extra]) -> tuple[Extra, ...]:
         if not good:
             raise RequestError(
                 "this extra cannot be part of a prefix",
-                field="extras", got=repr(extra), allowed="Adapter(digest), Multimodal(id, offset, length)",
-            )  # fmt: skip
+                field="extras",
+                got=repr(extra),
+                allowed="Adapter(digest), Multimodal(id, offset, length)",
+            )
     return tuple(extras)

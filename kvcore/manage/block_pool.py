@@ -93,9 +93,12 @@ class BlockPool:
         """
         if count > self.num_free:
             raise OutOfBlocksError(
-                "not enough free blocks", field="blocks", got=count, allowed=f"<= {self.num_free}",
+                "not enough free blocks",
+                field="blocks",
+                got=count,
+                allowed=f"<= {self.num_free}",
                 remedy="free or preempt a request, or retire steps that are done",
-            )  # fmt: skip
+            )
         taken = []
         fresh, refs, last_reader = self._fresh, self.refs, self._last_reader
         for _ in range(count):
@@ -110,8 +113,10 @@ class BlockPool:
         if not (0 < block < self.num_blocks and self._cached[block] and self.is_free(block)):
             raise IntegrityError(
                 "the eviction policy gave up a block that it was not given",
-                field="cache.eviction", got=block, remedy=f"repair the policy {type(self._policy).__name__}",
-            )  # fmt: skip
+                field="cache.eviction",
+                got=block,
+                remedy=f"repair the policy {type(self._policy).__name__}",
+            )
         self._cached[block] = 0
         self.evictions += 1
         if self._on_evict is not None:
@@ -222,17 +227,17 @@ class BlockPool:
             if found is None or self.refs[block] != held or self.refs[block] < 0:
                 raise IntegrityError(
                     "a block is in no state, or its holders are miscounted",
-                    field="block", got=f"{block}: {found}, counted {self.refs[block]}", allowed=held,
-                )  # fmt: skip
+                    field="block",
+                    got=f"{block}: {found}, counted {self.refs[block]}",
+                    allowed=held,
+                )
         counted = sum(1 for s in state if s == "pending")
         if counted != self._num_pending:
             raise IntegrityError(
                 "pending blocks are miscounted", field="pending", got=self._num_pending, allowed=counted
             )
 
-    def _claim(
-        self, state: list[str | None], name: str, blocks: Sequence[int], cached: bool | None = None
-    ) -> None:
+    def _claim(self, state: list[str | None], name: str, blocks: Sequence[int], cached: bool | None = None) -> None:
         for block in blocks:
             if state[block] is not None or (cached is not None and bool(self._cached[block]) != cached):
                 raise IntegrityError(

@@ -11,8 +11,9 @@ from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import PrefixCache
 from kvcore.manage.request import RequestState
 
-Reason = Literal["none", "disabled", "first", "token", "salt", "adapter", "multimodal", "not_computed",
-                 "reset", "window", "evicted"]  # fmt: skip
+Reason = Literal[
+    "none", "disabled", "first", "token", "salt", "adapter", "multimodal", "not_computed", "reset", "window", "evicted"
+]
 
 
 class Miss(NamedTuple):
@@ -51,13 +52,9 @@ class Explainer:
         enabled: Whether prefixes are cached at all.
     """
 
-    def __init__(
-        self, rules: Sequence[GroupRule], cache: PrefixCache, history: int, *, enabled: bool
-    ) -> None:
+    def __init__(self, rules: Sequence[GroupRule], cache: PrefixCache, history: int, *, enabled: bool) -> None:
         if history < 0:
-            raise ConfigError(
-                "explain_history is negative", field="cache.explain_history", got=history, allowed=">= 0"
-            )
+            raise ConfigError("explain_history is negative", field="cache.explain_history", got=history, allowed=">= 0")
         self._rules, self._cache, self._enabled = rules, cache, enabled
         self._history = history
         self._others: deque[RequestState] = deque(maxlen=history)
@@ -72,13 +69,14 @@ class Explainer:
         """
         if not self._history:
             raise ConfigError(
-                "misses are not explained", field="cache.explain_history", got=0, allowed=">= 1",
+                "misses are not explained",
+                field="cache.explain_history",
+                got=0,
+                allowed=">= 1",
                 remedy="set cache.explain_history to the number of requests to remember",
-            )  # fmt: skip
-        if request_id not in self._misses:
-            raise RequestError(
-                "no admission of this request is remembered", field="request_id", got=request_id
             )
+        if request_id not in self._misses:
+            raise RequestError("no admission of this request is remembered", field="request_id", got=request_id)
         return self._misses[request_id]
 
     def admitted(self, request: RequestState, hit: int) -> None:
@@ -101,16 +99,12 @@ class Explainer:
             return base
         best, common = self._closest(request, possible)
         if best is None:
-            return base._replace(
-                reason="first", position=0, text="no remembered request begins with the same token"
-            )
+            return base._replace(reason="first", position=0, text="no remembered request begins with the same token")
         name, reach = best.request_id, min(common, possible) // unit * unit
         base = base._replace(position=hit, other=name)
         if reach <= hit:
             return base._replace(
-                reason="token",
-                position=common,
-                text=f"token {common} differs from request {name}, or ends it",
+                reason="token", position=common, text=f"token {common} differs from request {name}, or ends it"
             )
         alike = f"request {name} has the same first {common} tokens"
         if best.salt != request.salt:
@@ -152,9 +146,11 @@ class Explainer:
                     what = f"group {rule.index} lacks the block of token {position}"
                     why = "the window had moved on" if moved else "it was evicted"
                     return base._replace(
-                        reason="window" if moved else "evicted", position=position, group=rule.index,
+                        reason="window" if moved else "evicted",
+                        position=position,
+                        group=rule.index,
                         text=f"{what}: {why} and it serves other tokens now",
-                    )  # fmt: skip
+                    )
         return base._replace(reason="evicted", text="the block was evicted")
 
 

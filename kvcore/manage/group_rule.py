@@ -31,15 +31,17 @@ class GroupRule:
         if isinstance(retention, Encoder | Latest):
             raise NotBuiltError(
                 f"the manager does not serve the retention {type(retention).__name__} yet",
-                field=f"kv_cache_groups[{index}].spec.retention", got=type(retention).__name__,
+                field=f"kv_cache_groups[{index}].spec.retention",
+                got=type(retention).__name__,
                 allowed=("Full", "Window", "Chunk", "those of plugins"),
-            )  # fmt: skip
+            )
         if isinstance(retention, Window) and retention.keep_first:
             raise NotBuiltError(
                 "the manager does not keep the first tokens of a window yet",
-                field=f"kv_cache_groups[{index}].spec.retention.keep_first", got=retention.keep_first,
+                field=f"kv_cache_groups[{index}].spec.retention.keep_first",
+                got=retention.keep_first,
                 allowed=0,
-            )  # fmt: skip
+            )
         self.index = index
         self.block_size = block_size
         self.retention = retention
@@ -61,9 +63,11 @@ def rules_of(config: KVCacheConfig) -> tuple[GroupRule, ...]:
     if config.placement != "slots":
         raise NotBuiltError(
             "the manager of placement packed is not built yet",
-            field="cache.placement", got=config.placement, allowed="slots",
+            field="cache.placement",
+            got=config.placement,
+            allowed="slots",
             remedy="set cache.placement=slots",
-        )  # fmt: skip
+        )
     if not config.kv_cache_groups:
         raise SpecError("there is nothing to manage: the plan has no groups", field="kv_cache_groups", got=0)
     return tuple(GroupRule.of(g) for g in config.kv_cache_groups)

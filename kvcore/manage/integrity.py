@@ -10,9 +10,7 @@ from kvcore.manage.prefix_cache import PrefixCache
 from kvcore.manage.request import RequestState
 
 
-def check_rows(
-    requests: Iterable[RequestState], rules: Sequence[GroupRule], cache: PrefixCache
-) -> dict[int, int]:
+def check_rows(requests: Iterable[RequestState], rules: Sequence[GroupRule], cache: PrefixCache) -> dict[int, int]:
     """Check every row against its request, and that no block serves two groups.
 
     Returns:
@@ -37,8 +35,10 @@ def check_rows(
             if (row.end != end and not emptied) or not row.held <= row.first <= row.end:
                 raise IntegrityError(
                     f"the row of request {request.request_id} does not end with its tokens",
-                    field=f"group {rule.index}", got=(row.held, row.first, row.end), allowed=end,
-                )  # fmt: skip
+                    field=f"group {rule.index}",
+                    got=(row.held, row.first, row.end),
+                    allowed=end,
+                )
             for block in row.ids:
                 holders[block] = holders.get(block, 0) + 1
                 owned(block, rule.index)

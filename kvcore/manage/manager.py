@@ -73,9 +73,7 @@ class KVCacheManager:
 
     # ---- a request enters
 
-    def begin(
-        self, request_id: str, token_ids: Sequence[int], *, salt: str = "", extras: Sequence[Extra] = ()
-    ) -> None:
+    def begin(self, request_id: str, token_ids: Sequence[int], *, salt: str = "", extras: Sequence[Extra] = ()) -> None:
         """Register a request; it takes no blocks before its first step.
 
         Args:
@@ -114,8 +112,10 @@ class KVCacheManager:
         if parent.computed > len(parent.tokens):
             raise RequestError(
                 "the parent already computes a token that was not committed",
-                field="parent_id", got=parent_id, remedy="commit its steps in flight first",
-            )  # fmt: skip
+                field="parent_id",
+                got=parent_id,
+                remedy="commit its steps in flight first",
+            )
         for child_id in child_ids:
             child = parent.fork(child_id)
             self._requests[child_id] = child
@@ -156,14 +156,14 @@ class KVCacheManager:
         if short:
             raise OutOfBlocksError(
                 f"the step lacks {short} blocks",
-                field="blocks", got=plan.new_blocks + plan.revived, allowed=f"<= {self._pool.num_free}",
+                field="blocks",
+                got=plan.new_blocks + plan.revived,
+                allowed=f"<= {self._pool.num_free}",
                 remedy="free or preempt a request, or retire steps that are done",
-            )  # fmt: skip
+            )
         self._step = step = self._step + 1
         # Hits first: a block that is held can no longer be evicted by the rest of the step.
-        cached = {
-            p.request.request_id: self._admit(p.request, p.hit) for p in plan.parts if p.hit is not None
-        }
+        cached = {p.request.request_id: self._admit(p.request, p.hit) for p in plan.parts if p.hit is not None}
         fresh = iter(self._pool.take(plan.new_blocks))
         copies: list[tuple[int, int, int]] = []
         new_blocks: list[tuple[int, int]] = []
@@ -190,8 +190,10 @@ class KVCacheManager:
         if step not in self._steps or step != next(iter(self._steps)):
             raise IntegrityError(
                 "steps are committed once each, in order",
-                field="step", got=step, allowed=next(iter(self._steps), "none: no step is in flight"),
-            )  # fmt: skip
+                field="step",
+                got=step,
+                allowed=next(iter(self._steps), "none: no step is in flight"),
+            )
         members = self._steps[step]
         sampled = check_sampled(members, new_tokens)
         del self._steps[step]
@@ -239,9 +241,7 @@ class KVCacheManager:
         """(first_block, ids): the row of a request in a group; (0, []) before admission."""
         request = self._known(request_id)
         if not 0 <= group < len(self._rules):
-            raise RequestError(
-                "no such group", field="group", got=group, allowed=f"0 to {len(self._rules) - 1}"
-            )
+            raise RequestError("no such group", field="group", got=group, allowed=f"0 to {len(self._rules) - 1}")
         return (request.rows[group].first, request.rows[group].visible()) if request.rows else (0, [])
 
     def num_computed(self, request_id: str) -> int:
@@ -274,9 +274,12 @@ class KVCacheManager:
         """Events since the last call, oldest first; `ConfigError` unless they are collected."""
         if not self._events.enabled:
             raise ConfigError(
-                "events are not collected", field="events", got=False, allowed=True,
+                "events are not collected",
+                field="events",
+                got=False,
+                allowed=True,
                 remedy="create the manager with events=True",
-            )  # fmt: skip
+            )
         return self._events.drain()
 
     def explain_miss(self, request_id: str) -> Miss:
@@ -299,9 +302,7 @@ class KVCacheManager:
     def _known(self, request_id: str) -> RequestState:
         request = self._requests.get(request_id)
         if request is None:
-            raise RequestError(
-                "unknown request", field="request_id", got=request_id, remedy="call begin() first"
-            )
+            raise RequestError("unknown request", field="request_id", got=request_id, remedy="call begin() first")
         return request
 
     def _find_hit(self, request: RequestState) -> Hit:

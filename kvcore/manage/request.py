@@ -101,13 +101,25 @@ class RequestState:
     """
 
     __slots__ = (
-        "alive", "committed", "computed", "digests", "epoch", "extras", "hit_memo", "in_flight", "items",
-        "last_step", "prompt_tokens", "request_id", "root", "rows", "salt", "tokens",
-    )  # fmt: skip
+        "alive",
+        "committed",
+        "computed",
+        "digests",
+        "epoch",
+        "extras",
+        "hit_memo",
+        "in_flight",
+        "items",
+        "last_step",
+        "prompt_tokens",
+        "request_id",
+        "root",
+        "rows",
+        "salt",
+        "tokens",
+    )
 
-    def __init__(
-        self, request_id: str, tokens: array[int], root: bytes, salt: str, extras: tuple[Extra, ...]
-    ) -> None:
+    def __init__(self, request_id: str, tokens: array[int], root: bytes, salt: str, extras: tuple[Extra, ...]) -> None:
         self.request_id = request_id
         self.tokens = tokens
         self.prompt_tokens = len(tokens)

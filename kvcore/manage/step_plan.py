@@ -75,8 +75,10 @@ def plan_step(
         if request is None or ask.request_id in seen:
             raise RequestError(
                 "unknown request" if request is None else "a request is asked for twice in one step",
-                field="request_id", got=ask.request_id, remedy="call begin() first, and ask once a step",
-            )  # fmt: skip
+                field="request_id",
+                got=ask.request_id,
+                remedy="call begin() first, and ask once a step",
+            )
         seen.add(ask.request_id)
         _check_built(ask)
         hit: Hit | None = None
@@ -120,9 +122,11 @@ def _check_known(ask: Ask, request: RequestState, start: int, end: int) -> None:
     if ask.num_scheduled < 1 or end > known:
         raise RequestError(
             f"request {ask.request_id} cannot compute tokens {start} to {end}",
-            field="num_scheduled", got=ask.num_scheduled, allowed=f"1 to {known - start}",
+            field="num_scheduled",
+            got=ask.num_scheduled,
+            allowed=f"1 to {known - start}",
             remedy="ask lookup() for the prefix hit in the same step",
-        )  # fmt: skip
+        )
 
 
 def check_sampled(
@@ -140,15 +144,14 @@ def check_sampled(
     sampled = {name: token_array(ids) for name, ids in new_tokens.items()}
     unknown = sampled.keys() - {request.request_id for request, _ in members}
     if unknown:
-        raise RequestError(
-            "tokens of a request that the step did not include", field="new_tokens", got=sorted(unknown)
-        )
+        raise RequestError("tokens of a request that the step did not include", field="new_tokens", got=sorted(unknown))
     for request, end in members:
         known = len(request.tokens) + len(sampled.get(request.request_id, ()))
         if request.alive and end > known:
             raise RequestError(
                 f"request {request.request_id} has computed {end} tokens and knows {known}",
-                field="new_tokens", got=request.request_id,
+                field="new_tokens",
+                got=request.request_id,
                 remedy="commit the sampled tokens of earlier steps",
-            )  # fmt: skip
+            )
     return sampled

@@ -46,8 +46,10 @@ class Arena:
         except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
             raise CapacityError(
                 f"the device {self.device} has no room for a cache of this size",
-                field="cache.memory", got=f"{nbytes} bytes", remedy="lower cache.memory or cache.num_blocks",
-            ) from error  # fmt: skip
+                field="cache.memory",
+                got=f"{nbytes} bytes",
+                remedy="lower cache.memory or cache.num_blocks",
+            ) from error
         self.device = whole.device
         skip = -whole.data_ptr() % ARENA_ALIGNMENT
         self._units = whole[skip : skip + self._capacity]

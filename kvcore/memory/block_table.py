@@ -67,8 +67,7 @@ def table_columns(config: KVCacheConfig, max_model_len: int, max_scheduled: int)
     """
     scheduled = min(max_model_len, max_scheduled)
     return [
-        max(1, g.spec.retention.blocks_for_step(max_model_len, scheduled, g.block_size))
-        for g in config.kv_cache_groups
+        max(1, g.spec.retention.blocks_for_step(max_model_len, scheduled, g.block_size)) for g in config.kv_cache_groups
     ]
 
 
@@ -105,25 +104,27 @@ class GroupTable:
         """
         drop, keep = delta.drop_front, delta.keep
         if drop < 0 or keep < 0:
-            raise IntegrityError(
-                "a block table delta counts from 0", field="delta", got=(drop, keep), allowed=">= 0"
-            )
+            raise IntegrityError("a block table delta counts from 0", field="delta", got=(drop, keep), allowed=">= 0")
         fresh = np.asarray(delta.ids, dtype=np.int64)
         if fresh.size and not (self.lowest <= fresh.min() and fresh.max() < self.num_blocks):
             wrong = next(int(b) for b in fresh if not self.lowest <= b < self.num_blocks)
             raise IntegrityError(
                 f"KV group {self.index} has no block {wrong} that a request can hold",
-                field="block_id", got=wrong, allowed=f"{self.lowest} to {self.num_blocks - 1}",
-            )  # fmt: skip
+                field="block_id",
+                got=wrong,
+                allowed=f"{self.lowest} to {self.num_blocks - 1}",
+            )
         r, used = self.ratio, int(self.counts[row])
         kept = min(max(used - drop * r, 0), keep * r)
         count = kept + len(fresh) * r
         if count > self.columns:
             raise CapacityError(
                 f"a row of KV group {self.index} needs more columns than its block table has",
-                field="block_table.columns", got=count // r, allowed=f"<= {self.columns // r}",
+                field="block_table.columns",
+                got=count // r,
+                allowed=f"<= {self.columns // r}",
                 remedy="raise engine.max_model_len, or schedule fewer tokens a step",
-            )  # fmt: skip
+            )
         line = self.rows_SN[row]
         if drop and kept:
             # The slices overlap where fewer blocks go than stay; numpy copies as if through a buffer.
@@ -205,9 +206,8 @@ class BlockTables:
         self._check(row)
         if not 0 <= group < len(self.groups):
             raise IntegrityError(
-                "no such KV group in the block tables",
-                field="group", got=group, allowed=f"0 to {len(self.groups) - 1}",
-            )  # fmt: skip
+                "no such KV group in the block tables", field="group", got=group, allowed=f"0 to {len(self.groups) - 1}"
+            )
         self.groups[group].apply(row, delta)
 
     def clear(self, row: int) -> None:
@@ -313,6 +313,5 @@ class BlockTables:
         for row in rows:
             if not 0 <= row < self.max_num_seqs:
                 raise IntegrityError(
-                    "no such row in the block tables",
-                    field="row", got=row, allowed=f"0 to {self.max_num_seqs - 1}",
-                )  # fmt: skip
+                    "no such row in the block tables", field="row", got=row, allowed=f"0 to {self.max_num_seqs - 1}"
+                )

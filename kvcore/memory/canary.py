@@ -30,9 +30,7 @@ def owned(config: KVCacheConfig, cache: CacheId, blocks: list[int], nbytes: int)
     return mask
 
 
-def slot_bytes(
-    config: KVCacheConfig, cache: CacheId, name: str, slots: list[int], nbytes: int
-) -> torch.Tensor:
+def slot_bytes(config: KVCacheConfig, cache: CacheId, name: str, slots: list[int], nbytes: int) -> torch.Tensor:
     """Bool [nbytes]: the bytes of one field that belong to `slots`, found index by index.
 
     Slow and plain on purpose: this is what views and kernels are checked against.

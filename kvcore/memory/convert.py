@@ -30,18 +30,15 @@ def require_readable(fingerprint: str, layout: SizedLayout) -> None:
     if fingerprint != layout.fingerprint:
         raise LayoutError(
             f"the cache was written in another layout than {layout.layout.name}",
-            field="layout.fingerprint", got=fingerprint, allowed=layout.fingerprint,
+            field="layout.fingerprint",
+            got=fingerprint,
+            allowed=layout.fingerprint,
             remedy="convert it first (kvcore.memory.convert)",
-        )  # fmt: skip
+        )
 
 
 def convert_blocks(
-    source: Arena,
-    source_config: KVCacheConfig,
-    target: Arena,
-    target_config: KVCacheConfig,
-    group: int,
-    pairs: Pairs,
+    source: Arena, source_config: KVCacheConfig, target: Arena, target_config: KVCacheConfig, group: int, pairs: Pairs
 ) -> None:
     """Move whole blocks of one group, in all its layers, to blocks of the same size in another layout.
 
@@ -61,18 +58,17 @@ def convert_blocks(
     if reader.block_size != writer.block_size or reader.cache_ids != writer.cache_ids:
         raise LayoutError(
             f"blocks of KV group {group} hold other tokens in the two plans",
-            field="block_size", got=(reader.block_size, list(map(str, reader.cache_ids))),
+            field="block_size",
+            got=(reader.block_size, list(map(str, reader.cache_ids))),
             allowed=(writer.block_size, list(map(str, writer.cache_ids))),
             remedy="move tokens by slot (convert_slots)",
-        )  # fmt: skip
+        )
     if not pairs:
         return
     check_blocks(reader, [a for a, _ in pairs], null_allowed=True)
     check_blocks(writer, [b for _, b in pairs])
     size = reader.block_size
-    from_slots, to_slots = (
-        [b * size + j for b in ids for j in range(size)] for ids in zip(*pairs, strict=True)
-    )
+    from_slots, to_slots = ([b * size + j for b in ids for j in range(size)] for ids in zip(*pairs, strict=True))
     for cache in reader.cache_ids:
         convert_slots(source, source_config, target, target_config, cache, from_slots, to_slots)
 
@@ -105,19 +101,21 @@ def convert_slots(
     if reader.spec.content != writer.spec.content:
         raise LayoutError(
             f"{cache} stores other things in the two plans",
-            field="content", got=reader.spec.content, allowed=writer.spec.content,
-        )  # fmt: skip
-    if source is target:
-        raise IntegrityError(
-            "a cache is converted from one arena to another", field="target", got="the source"
+            field="content",
+            got=reader.spec.content,
+            allowed=writer.spec.content,
         )
+    if source is target:
+        raise IntegrityError("a cache is converted from one arena to another", field="target", got="the source")
     _check_slots(reader, from_slots, "from_slots")
     _check_slots(writer, to_slots, "to_slots")
     if len(from_slots) != len(to_slots) or len(set(to_slots)) < len(to_slots):
         raise IntegrityError(
-            "tokens are moved one to one", field="to_slots", got=f"{len(set(to_slots))} distinct",
+            "tokens are moved one to one",
+            field="to_slots",
+            got=f"{len(set(to_slots))} distinct",
             allowed=len(from_slots),
-        )  # fmt: skip
+        )
     if not from_slots:
         return
     ins = {v.name: v for v in source_config.field_views(cache)}
@@ -129,8 +127,10 @@ def convert_slots(
         if read.order != write.order:
             raise LayoutError(
                 f"field {name} packs several numbers in a byte, along unlike axes",
-                field=name, got=read.order, allowed=write.order,
-            )  # fmt: skip
+                field=name,
+                got=read.order,
+                allowed=write.order,
+            )
         step = max(1, PIECE // read.per_token)
         for start in range(0, len(from_n), step):
             piece = slice(start, start + step)
@@ -176,8 +176,10 @@ class _Places:
         if last not in sizes or [a.name for a in field.axes].count(last) > 1:
             raise LayoutError(
                 f"field {field.name} packs several numbers in a byte along an axis that is split, or tokens",
-                field=field.name, got=[a.name for a in field.axes], allowed="a whole axis of the content",
-            )  # fmt: skip
+                field=field.name,
+                got=[a.name for a in field.axes],
+                allowed="a whole axis of the content",
+            )
         sizes[last] = view.shape[-1]
 
     def of(self, slots_n: torch.Tensor) -> torch.Tensor:
@@ -187,9 +189,7 @@ class _Places:
         return start[:, None] + self._element
 
 
-def _along(
-    field: LayoutField, view: FieldView, strides: list[int], name: str, index: torch.Tensor
-) -> torch.Tensor:
+def _along(field: LayoutField, view: FieldView, strides: list[int], name: str, index: torch.Tensor) -> torch.Tensor:
     """Elements from index 0 of the axis `name` to each index; the axis may be split, outer part first."""
     places, inner = torch.zeros_like(index), 1
     for i in reversed(range(len(field.axes))):
@@ -205,5 +205,7 @@ def _check_slots(group: KVCacheGroupSpec, slots: Sequence[int], name: str) -> No
     if slots and not 0 <= min(slots) <= max(slots) < group.num_blocks * per_block:
         raise IntegrityError(
             f"KV group {group.index} has no such slot",
-            field=name, got=(min(slots), max(slots)), allowed=f"0 to {group.num_blocks * per_block - 1}",
-        )  # fmt: skip
+            field=name,
+            got=(min(slots), max(slots)),
+            allowed=f"0 to {group.num_blocks * per_block - 1}",
+        )

@@ -58,12 +58,7 @@ def copy_blocks(arena: Arena, config: KVCacheConfig, group: int, pairs: Pairs) -
 
 
 def copy_between(
-    source: Arena,
-    source_config: KVCacheConfig,
-    target: Arena,
-    target_config: KVCacheConfig,
-    group: int,
-    pairs: Pairs,
+    source: Arena, source_config: KVCacheConfig, target: Arena, target_config: KVCacheConfig, group: int, pairs: Pairs
 ) -> None:
     """Copy blocks of one group from one arena to another (swap out, swap in); the devices may differ.
 
@@ -111,8 +106,10 @@ def check_blocks(group: KVCacheGroupSpec, blocks: Sequence[int], *, null_allowed
         if not lowest <= block < group.num_blocks:
             raise IntegrityError(
                 f"KV group {group.index} has no block {block} to write or read here",
-                field="block_id", got=block, allowed=f"{lowest} to {group.num_blocks - 1}",
-            )  # fmt: skip
+                field="block_id",
+                got=block,
+                allowed=f"{lowest} to {group.num_blocks - 1}",
+            )
 
 
 def _view(arena: Arena, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
@@ -159,6 +156,8 @@ def _check_same(
     if got != allowed:
         raise LayoutError(
             f"blocks of KV group {reader.index} lie otherwise in the two arenas",
-            field="layout", got=got, allowed=allowed,
+            field="layout",
+            got=got,
+            allowed=allowed,
             remedy="plan both arenas from the same specs and layouts, or convert (kvcore.memory.convert)",
-        )  # fmt: skip
+        )

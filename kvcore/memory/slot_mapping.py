@@ -46,8 +46,10 @@ def check_ranks(world: int, rank: int) -> None:
     if world < 1 or not 0 <= rank < world:
         raise ConfigError(
             "an interleaved context needs a rank below its world size",
-            field="parallel.decode_context", got=(world, rank), allowed="0 <= rank < world",
-        )  # fmt: skip
+            field="parallel.decode_context",
+            got=(world, rank),
+            allowed="0 <= rank < world",
+        )
 
 
 def dummy_split(num_tokens: int, num_seqs: int) -> list[int]:
@@ -59,8 +61,10 @@ def dummy_split(num_tokens: int, num_seqs: int) -> list[int]:
     if num_seqs < 1 or num_tokens < num_seqs:
         raise ConfigError(
             "every request of a dummy batch needs a token",
-            field="num_tokens", got=(num_tokens, num_seqs), allowed="num_tokens >= num_seqs >= 1",
-        )  # fmt: skip
+            field="num_tokens",
+            got=(num_tokens, num_seqs),
+            allowed="num_tokens >= num_seqs >= 1",
+        )
     each = num_tokens // num_seqs
     return [each] * (num_seqs - 1) + [num_tokens - each * (num_seqs - 1)]
 

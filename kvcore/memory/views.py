@@ -17,13 +17,7 @@ from kvcore.spec.layout import TOKEN, LayoutField
 
 
 def strided_view(
-    arena: Arena,
-    *,
-    name: str,
-    element: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    arena: Arena, *, name: str, element: torch.dtype, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
     """A view of the arena's bytes.
 
@@ -42,15 +36,19 @@ def strided_view(
     if offset % width or any(s % width for s in strides):
         raise LayoutError(
             f"{name}: elements of {width} bytes would not be aligned",
-            field=name, got={"offset": offset, "strides": strides}, allowed=f"multiples of {width} bytes",
+            field=name,
+            got={"offset": offset, "strides": strides},
+            allowed=f"multiples of {width} bytes",
             remedy="declare a layout whose alignment is a multiple of every field's element size",
-        )  # fmt: skip
+        )
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + width
     if offset < 0 or min(shape) < 1 or min(strides) < 0 or last > arena.nbytes:
         raise LayoutError(
             f"{name}: the view would leave the arena",
-            field=name, got=f"bytes {offset} to {last}", allowed=f"bytes 0 to {arena.nbytes}",
-        )  # fmt: skip
+            field=name,
+            got=f"bytes {offset} to {last}",
+            allowed=f"bytes 0 to {arena.nbytes}",
+        )
     steps = [s // width for s in strides]
     flat = arena.as_dtype(element)
     return flat.as_strided(shape, steps, flat.storage_offset() + offset // width)
@@ -70,9 +68,10 @@ def field_tensor(arena: Arena, view: FieldView, alignment: int = 1) -> torch.Ten
     if view.offset % alignment or view.strides[0] % alignment:
         raise LayoutError(
             f"field {view.name} would not keep its alignment in every block",
-            field=view.name, got={"offset": view.offset, "block stride": view.strides[0]},
+            field=view.name,
+            got={"offset": view.offset, "block stride": view.strides[0]},
             allowed=f"multiples of {alignment} bytes",
-        )  # fmt: skip
+        )
     return strided_view(
         arena,
         name=view.name,
@@ -105,8 +104,10 @@ def stacked_fields(arena: Arena, config: KVCacheConfig, cache: CacheId) -> torch
     if not layout.field_first or len(alike) > 1:
         raise LayoutError(
             f"the fields of layout {layout.layout.name} do not stack into one tensor",
-            field="layout", got=layout.layout.order, allowed="field-first with fields of one shape and dtype",
-        )  # fmt: skip
+            field="layout",
+            got=layout.layout.order,
+            allowed="field-first with fields of one shape and dtype",
+        )
     first = views[0]
     run = views[1].offset - first.offset if len(views) > 1 else first.shape[0] * first.strides[0]
     return strided_view(
@@ -134,7 +135,9 @@ def logical_view(tensor: torch.Tensor, placed: LayoutField, logical: LogicalFiel
     if len(set(names)) < len(names):
         raise LayoutError(
             f"field {placed.name} has a split axis: a view in logical order does not exist",
-            field=placed.name, got=names, allowed="layouts in which each axis appears once",
-        )  # fmt: skip
+            field=placed.name,
+            got=names,
+            allowed="layouts in which each axis appears once",
+        )
     wanted = [TOKEN] * (TOKEN in names) + [name for name, _ in logical.axes]
     return tensor.permute(0, *(1 + names.index(name) for name in wanted))

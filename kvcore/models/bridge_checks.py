@@ -59,6 +59,8 @@ def _mismatch(
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{type(module).__name__} of {cache_id} asks for attention that its config does not declare",
-        field=name, got=got, allowed=declared,
+        field=name,
+        got=got,
+        allowed=declared,
         remedy="the adapter of this model type does not fit this version of transformers",
-    )  # fmt: skip
+    )

@@ -16,12 +16,17 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "max_position_embeddings": (
-        "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length", "max_target_positions",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "n_ctx",
+        "max_sequence_length",
+        "max_target_positions",
     ),
     "vocab_size": ("padded_vocab_size",),
     "dtype": ("torch_dtype",),
     "num_experts": ("n_routed_experts", "num_local_experts"),
-}  # fmt: skip
+}
 # Beyond these a number is a typing error, not a model; without a limit a plan would loop for hours.
 LARGEST = {"num_hidden_layers": 10_000, "max_position_embeddings": 1 << 31}
 DEFAULT_LARGEST = 1 << 24
@@ -37,15 +42,19 @@ def config_file(path: str | Path) -> Path:
     if not given.exists():
         raise ModelError(
             f"there is no file or directory {str(path)!r}",
-            field="model.path", got=str(path), allowed="a Hugging Face directory or a config.json",
+            field="model.path",
+            got=str(path),
+            allowed="a Hugging Face directory or a config.json",
             remedy="check the path; nothing is downloaded for model.path",
-        )  # fmt: skip
+        )
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():
         raise ModelError(
             f"the directory {str(path)!r} has no config.json",
-            field="model.path", got=str(path), allowed="a directory with config.json",
-        )  # fmt: skip
+            field="model.path",
+            got=str(path),
+            allowed="a directory with config.json",
+        )
     return file
 
 
@@ -66,9 +75,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise ModelError(
-            f"{file.name} holds no JSON object",
-            field="model.path", got=type(config).__name__, allowed="a JSON object",
-        )  # fmt: skip
+            f"{file.name} holds no JSON object", field="model.path", got=type(config).__name__, allowed="a JSON object"
+        )
     return config
 
 
@@ -96,8 +104,10 @@ class Fields:
                 return value
         raise ModelError(
             "the config has no model_type",
-            field="model_type", got=self.outer.get("model_type"), allowed="a name such as llama",
-        )  # fmt: skip
+            field="model_type",
+            got=self.outer.get("model_type"),
+            allowed="a name such as llama",
+        )
 
     def get(self, name: str, default: Any = None) -> Any:
         """The raw value of a field; null counts as absent."""
@@ -123,8 +133,10 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
             raise ModelError(
                 f"{name} in config.json is not usable",
-                field=name, got=value, allowed=f"an integer from {least} to {largest}",
-            )  # fmt: skip
+                field=name,
+                got=value,
+                allowed=f"an integer from {least} to {largest}",
+            )
         return value
 
     def optional(self, name: str, *, least: int = 1) -> int | None:
@@ -135,18 +147,14 @@ class Fields:
         """A positive, finite number."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ModelError(
-                f"{name} in config.json is not usable", field=name, got=value, allowed="a positive number"
-            )
+            raise ModelError(f"{name} in config.json is not usable", field=name, got=value, allowed="a positive number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A true or false field."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise ModelError(
-                f"{name} in config.json is not usable", field=name, got=value, allowed="true or false"
-            )
+            raise ModelError(f"{name} in config.json is not usable", field=name, got=value, allowed="true or false")
         return value
 
     def listing(self, name: str, length: int | None = None) -> list[Any] | None:
@@ -159,8 +167,10 @@ class Fields:
         if length is not None and len(value) < length:
             raise ModelError(
                 f"{name} in config.json is too short",
-                field=name, got=f"{len(value)} entries", allowed=f"one for each of {length} layers",
-            )  # fmt: skip
+                field=name,
+                got=f"{len(value)} entries",
+                allowed=f"one for each of {length} layers",
+            )
         return list(value)
 
     def mapping(self, *names: str) -> Mapping[str, Any]:
@@ -168,9 +178,7 @@ class Fields:
         for name in names:
             value = self.get(name)
             if value is not None and not isinstance(value, Mapping):
-                raise ModelError(
-                    f"{name} in config.json is not an object", field=name, got=value, allowed="an object"
-                )
+                raise ModelError(f"{name} in config.json is not an object", field=name, got=value, allowed="an object")
             if value:
                 return dict(value)
         return {}
@@ -204,8 +212,10 @@ class Fields:
         if hidden % self.heads:
             raise ModelError(
                 "hidden_size is no multiple of num_attention_heads, and head_dim is not given",
-                field="num_attention_heads", got=f"{hidden} / {self.heads}", allowed="a whole number",
-            )  # fmt: skip
+                field="num_attention_heads",
+                got=f"{hidden} / {self.heads}",
+                allowed="a whole number",
+            )
         return hidden // self.heads
 
     @property

@@ -50,10 +50,7 @@ class Refusal:
     def error(self, model_type: str) -> UnsupportedModelError:
         """The typed error that `run` raises for it."""
         return UnsupportedModelError(
-            f"run cannot serve {model_type}: {self.reason}",
-            field=self.field,
-            got=self.got,
-            remedy=self.remedy,
+            f"run cannot serve {model_type}: {self.reason}", field=self.field, got=self.got, remedy=self.remedy
         )
 
 

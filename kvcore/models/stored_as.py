@@ -48,9 +48,11 @@ def stored_as(
         if kind != "auto" and before == after:
             raise ConfigError(
                 f"no cache of this model can be stored as {kind}",
-                field=f"cache.{key}", got=kind, allowed="auto",
+                field=f"cache.{key}",
+                got=kind,
+                allowed="auto",
                 remedy=f"leave out cache.{key}: its caches are {', '.join(sorted({b.kind for b in before}))}",
-            )  # fmt: skip
+            )
     return replace(facts, caches=caches)
 
 
@@ -64,9 +66,7 @@ def _known(key: str, kind: str, installed: Mapping[str, type[_Kind]]) -> type[_K
     return installed[kind]
 
 
-def _replaced(
-    cache: CacheFacts, content: type[Content] | None, retention: type[Retention] | None
-) -> CacheFacts:
+def _replaced(cache: CacheFacts, content: type[Content] | None, retention: type[Retention] | None) -> CacheFacts:
     spec, query = cache.spec, cache.query
     stored = None if content is None else content.instead_of(spec.content)
     if stored is not None:
@@ -84,6 +84,7 @@ def _check_covers(new: Retention, old: Retention) -> None:
         if new.first_needed(position) > old.first_needed(position):
             raise PluginError(
                 f"retention {new.kind} gives up tokens that the layer still reads",
-                field="cache.retention", got=f"first needed at {position}: {new.first_needed(position)}",
+                field="cache.retention",
+                got=f"first needed at {position}: {new.first_needed(position)}",
                 allowed=f"<= {old.first_needed(position)}",
-            )  # fmt: skip
+            )

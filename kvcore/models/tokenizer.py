@@ -54,15 +54,15 @@ class Tokenizer:
 
         ids = eos_token_ids(path)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
             text = " ".join(str(error).split())
             raise ModelError(
                 f"the tokenizer cannot be loaded: {text[:300]}",
-                field="model.path", got=str(path), allowed="a directory with tokenizer.json",
-            ) from error  # fmt: skip
+                field="model.path",
+                got=str(path),
+                allowed="a directory with tokenizer.json",
+            ) from error
         return cls(tokenizer, ids)
 
     @property
@@ -85,11 +85,7 @@ class Tokenizer:
             return [int(i) for i in self._tokenizer(prompt)["input_ids"]]
         if not self.has_chat_template:
             raise ConfigError(
-                "the tokenizer has no chat template",
-                field="chat",
-                got=True,
-                allowed="false",
-                remedy="set chat=false",
+                "the tokenizer has no chat template", field="chat", got=True, allowed="false", remedy="set chat=false"
             )
         messages = [{"role": "user", "content": prompt}]
         text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -98,9 +94,7 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, special tokens left out."""
-        text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def detokenizer(self) -> Detokenizer:

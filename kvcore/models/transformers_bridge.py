@@ -30,9 +30,7 @@ KEYWORD = "kvcore_call"
 class ForwardCall:
     """One forward pass: the context, the positions, and which caches were reached how often."""
 
-    def __init__(
-        self, owner: TransformersModel, context: ForwardContext, position_ids_T: torch.Tensor
-    ) -> None:
+    def __init__(self, owner: TransformersModel, context: ForwardContext, position_ids_T: torch.Tensor) -> None:
         self.queries = owner.queries
         self.tuning = owner.tuning
         self.context = context
@@ -53,12 +51,12 @@ class ForwardCall:
         if query is None:
             raise UnsupportedModelError(
                 f"an attention layer has no cache: {type(module).__name__} with layer_idx {cache_id.layer}",
-                field="layer_idx", got=cache_id.layer, allowed=f"{len(self.queries)} layers",
-            )  # fmt: skip
+                field="layer_idx",
+                got=cache_id.layer,
+                allowed=f"{len(self.queries)} layers",
+            )
         self.reached[cache_id] += 1
-        query_THD, key_TKD, value_TKDv = (
-            t.squeeze(0).transpose(0, 1) for t in (query_1HTD, key_1KTD, value_1KTDv)
-        )
+        query_THD, key_TKD, value_TKDv = (t.squeeze(0).transpose(0, 1) for t in (query_1HTD, key_1KTD, value_1KTDv))
         check_call(cache_id, module, query, (query_THD, key_TKD, value_TKDv), passed)
         tuning = self.tuning.get(cache_id)
         if tuning is not None:
@@ -75,9 +73,11 @@ class ForwardCall:
         if wrong:
             raise UnsupportedModelError(
                 f"attention of {model_type} does not go through the attention registry once a layer",
-                field="model_type", got=f"calls by layer: {wrong}", allowed="1 for each layer",
+                field="model_type",
+                got=f"calls by layer: {wrong}",
+                allowed="1 for each layer",
                 remedy="this architecture cannot run on kvcore with this version of transformers",
-            )  # fmt: skip
+            )
 
 
 def kvcore_attention(
@@ -93,8 +93,10 @@ def kvcore_attention(
     if not isinstance(call, ForwardCall):
         raise UnsupportedModelError(
             f"{type(module).__name__} does not pass keyword arguments on to its attention",
-            field="model_type", got=type(module).__name__, allowed="models called through TransformersModel",
-        )  # fmt: skip
+            field="model_type",
+            got=type(module).__name__,
+            allowed="models called through TransformersModel",
+        )
     return call.attend(module, query_1HTD, key_1KTD, value_1KTDv, passed).unsqueeze(0), None
 
 
@@ -132,9 +134,7 @@ class TransformersModel:
         self.tuning: dict[CacheId, PositionTuning] = take_over_tuning(module)
 
     @classmethod
-    def load(
-        cls, path: str | Path, facts: ModelFacts, *, dtype: str, device: str | torch.device
-    ) -> TransformersModel:
+    def load(cls, path: str | Path, facts: ModelFacts, *, dtype: str, device: str | torch.device) -> TransformersModel:
         """Load weights from local files alone.
 
         Args:
@@ -181,8 +181,10 @@ class TransformersModel:
                 return {"sinks": sinks.detach()}
         raise UnsupportedModelError(
             f"layer {cache_id.layer} should have sinks, but its module has no such parameter",
-            field="sinks", got=None, allowed=f"[{query.num_heads}]",
-        )  # fmt: skip
+            field="sinks",
+            got=None,
+            allowed=f"[{query.num_heads}]",
+        )
 
     @torch.inference_mode()
     def forward(
@@ -220,8 +222,10 @@ class TransformersModel:
         if logits_nV.shape[0] != logits_rows.shape[0]:
             raise UnsupportedModelError(
                 f"{type(self.module).__name__} does not take the rows whose logits are wanted",
-                field="logits_to_keep", got=logits_nV.shape[0], allowed=logits_rows.shape[0],
-            )  # fmt: skip
+                field="logits_to_keep",
+                got=logits_nV.shape[0],
+                allowed=logits_rows.shape[0],
+            )
         return logits_nV.float()
 
     def check_reached(self) -> None:
@@ -238,9 +242,10 @@ class TransformersModel:
             text = " ".join(str(error).split())
             raise UnsupportedModelError(
                 f"{self.facts.model_type} does not run with its attention taken over: {text[:200]}",
-                field="model_type", got=self.facts.model_type,
+                field="model_type",
+                got=self.facts.model_type,
                 allowed="models that run without mask and cache",
-            ) from error  # fmt: skip
+            ) from error
 
 
 def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> torch.nn.Module:
@@ -264,8 +269,10 @@ def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> tor
         text = " ".join(str(error).split())
         raise ModelError(
             f"transformers cannot load {facts.architecture}: {text[:300]}",
-            field="model.path", got=str(folder), allowed="a checkpoint that transformers knows",
-        ) from error  # fmt: skip
+            field="model.path",
+            got=str(folder),
+            allowed="a checkpoint that transformers knows",
+        ) from error
     finally:
         if progress:
             logging.enable_progress_bar()
@@ -274,6 +281,8 @@ def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> tor
             names = sorted(str(k[0] if isinstance(k, tuple) else k) for k in report[kind])
             raise ModelError(
                 f"the weights do not fit {facts.architecture}: {kind.replace('_', ' ')}",
-                field="model.path", got=names[:5], allowed="every parameter of the architecture",
-            )  # fmt: skip
+                field="model.path",
+                got=names[:5],
+                allowed="every parameter of the architecture",
+            )
     return module  # type: ignore[no-any-return]

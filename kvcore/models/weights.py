@@ -32,10 +32,11 @@ def weight_files(directory: str | Path) -> list[Path]:
     if not index.is_file():
         raise ModelError(
             f"the directory {str(directory)!r} has no weights",
-            field="model.path", got=sorted(p.name for p in folder.glob("*.bin")) or "nothing",
+            field="model.path",
+            got=sorted(p.name for p in folder.glob("*.bin")) or "nothing",
             allowed=f"{SINGLE}, or {INDEX} with its files",
             remedy="convert pickled weights with save_pretrained; kvcore loads no pickles",
-        )  # fmt: skip
+        )
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -43,10 +44,7 @@ def weight_files(directory: str | Path) -> list[Path]:
     missing = [n for n in names if not (folder / n).is_file()]
     if missing or not names:
         raise ModelError(
-            f"{INDEX} names files that are missing",
-            field="model.path",
-            got=missing,
-            allowed="all of its files",
+            f"{INDEX} names files that are missing", field="model.path", got=missing, allowed="all of its files"
         )
     return [folder / n for n in names]
 
@@ -76,9 +74,11 @@ def read_header(file: Path) -> Mapping[str, Any]:
 def _damaged(file: Path, how: str) -> ModelError:
     return ModelError(
         f"the weights {file.name} are truncated or damaged: {how}",
-        field="model.path", got=str(file), allowed="a complete safetensors file",
+        field="model.path",
+        got=str(file),
+        allowed="a complete safetensors file",
         remedy="fetch the file again",
-    )  # fmt: skip
+    )
 
 
 def weight_bytes(directory: str | Path, dtype: str) -> int:

@@ -77,10 +77,7 @@ class Capacity:
     def step_peak(self, tokens: int) -> list[int]:
         """Per group, blocks that one sequence holds in the step that brings it to `tokens`."""
         scheduled = min(tokens, self.limits.max_num_batched_tokens)
-        return [
-            g.spec.retention.blocks_for_step(tokens, scheduled, g.block_size)
-            for g in self.config.kv_cache_groups
-        ]
+        return [g.spec.retention.blocks_for_step(tokens, scheduled, g.block_size) for g in self.config.kv_cache_groups]
 
     def reserve(self, sequences: int | None = None) -> list[int]:
         """Per group, the step budget: one for all requests together, not one each.
@@ -91,10 +88,7 @@ class Capacity:
         most = self.limits.max_num_seqs
         requests = most if sequences is None else min(sequences, most)
         scheduled = self.limits.max_num_batched_tokens
-        return [
-            g.spec.retention.step_budget(scheduled, g.block_size, requests)
-            for g in self.config.kv_cache_groups
-        ]
+        return [g.spec.retention.step_budget(scheduled, g.block_size, requests) for g in self.config.kv_cache_groups]
 
     def units(self, blocks: list[int]) -> int:
         """Units that hold these blocks of each group."""

@@ -152,9 +152,7 @@ class KVCacheConfig:
         views = []
         for i, place in enumerate(layout.places):
             start = base + (i * count * stride if layout.field_first else place.offset)
-            views.append(
-                FieldView(place.name, place.dtype, start, (count, *place.shape), (stride, *place.strides))
-            )
+            views.append(FieldView(place.name, place.dtype, start, (count, *place.shape), (stride, *place.strides)))
         return tuple(views)
 
     def footprint(self, cache: CacheId, block: int) -> list[tuple[int, int]]:

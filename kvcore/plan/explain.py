@@ -85,15 +85,9 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
         "max_model_len_fits": capacity.longest(),
         "waste_fraction": waste_fraction(plan),
         "groups": [_group_dict(g, h) for g, h in zip(config.kv_cache_groups, held, strict=True)],
-        "tensors": [
-            {"bytes": t.nbytes, "shared_by": [str(c) for c in t.shared_by]} for t in config.kv_cache_tensors
-        ],
+        "tensors": [{"bytes": t.nbytes, "shared_by": [str(c) for c in t.shared_by]} for t in config.kv_cache_tensors],
         "ranks": [
-            {
-                "rank": c.global_rank,
-                unit: c.num_large_pages if packed else c.num_blocks,
-                "limiting": c is config,
-            }
+            {"rank": c.global_rank, unit: c.num_large_pages if packed else c.num_blocks, "limiting": c is config}
             for c in plan.configs
         ],
         "explain": text(plan),
@@ -118,9 +112,7 @@ def text(plan: Plan) -> str:
     ]
     held, peak, kept = capacity.resident(longest), capacity.step_peak(longest), capacity.reserve()
     for group, h, p, k in zip(config.kv_cache_groups, held, peak, kept, strict=True):
-        layers = ", ".join(str(c) for c in group.cache_ids[:4]) + (
-            ", ..." if len(group.cache_ids) > 4 else ""
-        )
+        layers = ", ".join(str(c) for c in group.cache_ids[:4]) + (", ..." if len(group.cache_ids) > 4 else "")
         per = f", {group.blocks_per_large_page} a large page" if packed else ""
         kernel = f" ({group.ratio} kernel blocks of {group.kernel_block_size})" if group.ratio > 1 else ""
         lines.append(

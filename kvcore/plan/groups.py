@@ -77,9 +77,7 @@ class ChosenClass:
         return self.layout.layout.alignment * self.ratio * runs
 
 
-def classes(
-    caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, LayoutOffer]
-) -> tuple[CacheClass, ...]:
+def classes(caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, LayoutOffer]) -> tuple[CacheClass, ...]:
     """Caches of equal spec and offer, in the order of their first layer."""
     found: dict[tuple[KVCacheSpec, LayoutOffer], list[CacheId]] = {}
     for cache, spec in caches.items():
@@ -90,9 +88,7 @@ def classes(
     return tuple(CacheClass(spec, offer, tuple(ids)) for (spec, offer), ids in found.items())
 
 
-def choose(
-    members: Sequence[CacheClass], block_size: int | None, placement: Placement
-) -> tuple[ChosenClass, ...]:
+def choose(members: Sequence[CacheClass], block_size: int | None, placement: Placement) -> tuple[ChosenClass, ...]:
     """Settle layouts, kernel block sizes and the common block size of all classes.
 
     Args:
@@ -143,23 +139,29 @@ def _conflict(combination: Sequence[ChosenClass], placement: Placement) -> Layou
     if placement == "packed":
         return LayoutError(
             "placement packed takes block-first layouts only",
-            field="cache.placement", got=names, allowed="block-first layouts, or cache.placement=slots",
-        )  # fmt: skip
+            field="cache.placement",
+            got=names,
+            allowed="block-first layouts, or cache.placement=slots",
+        )
     if len(first_kind) < len(combination):
         return LayoutError(
             "a field-first layout cannot share a tensor with a block-first one: "
             "a block id would cover other bytes in each",
-            field="layout", got=names, allowed="all field-first with equal page bytes, or all block-first",
+            field="layout",
+            got=names,
+            allowed="all field-first with equal page bytes, or all block-first",
             remedy="ask for a block-first layout, for example backends.torch.layout=hnd",
-        )  # fmt: skip
+        )
     shapes = {(len(c.layout.places), c.page_bytes) for c in combination}
     if len(shapes) > 1:
         pages = {str(c.members): c.page_bytes for c in combination}
         return LayoutError(
             "field-first layouts share a tensor only where their pages have equal bytes",
-            field="layout", got=pages, allowed="equal page bytes",
+            field="layout",
+            got=pages,
+            allowed="equal page bytes",
             remedy="ask for a block-first layout, for example backends.torch.layout=hnd",
-        )  # fmt: skip
+        )
     return None
 
 

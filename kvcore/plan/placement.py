@@ -89,16 +89,14 @@ def _slots_of_width(chosen: Sequence[ChosenClass], width: int) -> SlotsPlacement
     unit = lcm(*(c.stride_unit for c in chosen))
     tensors = max(len(g.cache_ids) for g in groups)
     strides = tuple(
-        round_up(max(g.chosen.page_bytes for g in groups if i < len(g.cache_ids)), unit)
-        for i in range(tensors)
+        round_up(max(g.chosen.page_bytes for g in groups if i < len(g.cache_ids)), unit) for i in range(tensors)
     )
     return SlotsPlacement(tuple(groups), strides)
 
 
 def _slots_cost(placement: SlotsPlacement) -> float:
     blocks = sum(
-        g.chosen.members.spec.retention.resident_blocks(REFERENCE_TOKENS, g.chosen.block_size)
-        for g in placement.groups
+        g.chosen.members.spec.retention.resident_blocks(REFERENCE_TOKENS, g.chosen.block_size) for g in placement.groups
     )
     return blocks * placement.bytes_per_block * (1 + GROUP_OVERHEAD * (len(placement.groups) - 1))
 

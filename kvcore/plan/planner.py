@@ -9,13 +9,7 @@ from typing import Any
 from kvcore.errors import CapacityError, ConfigError, SpecError
 from kvcore.plan import explain
 from kvcore.plan.capacity import Capacity, Limits
-from kvcore.plan.config import (
-    ARENA_ALIGNMENT,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    Placement,
-)
+from kvcore.plan.config import ARENA_ALIGNMENT, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Placement
 from kvcore.plan.groups import LayoutOffer, choose, classes
 from kvcore.plan.placement import PackedPlacement, SlotsPlacement, packed, slots
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
@@ -32,9 +26,11 @@ class Budget:
     def __post_init__(self) -> None:
         if (self.memory_bytes is None) == (self.num_blocks is None):
             raise ConfigError(
-                "give the arena in bytes or in blocks", field="cache.memory",
-                got=(self.memory_bytes, self.num_blocks), allowed="one of cache.memory and cache.num_blocks",
-            )  # fmt: skip
+                "give the arena in bytes or in blocks",
+                field="cache.memory",
+                got=(self.memory_bytes, self.num_blocks),
+                allowed="one of cache.memory and cache.num_blocks",
+            )
         for key, value in (("cache.memory", self.memory_bytes), ("cache.num_blocks", self.num_blocks)):
             if value is not None and value < 1:
                 raise ConfigError(f"{key} must be positive", field=key, got=value, allowed=">= 1")
@@ -124,28 +120,21 @@ def plan(
     if not caches:
         raise SpecError("there is nothing to plan: the model has no caches", field="caches", got=0)
     if block_size is not None and block_size < 1:
-        raise ConfigError(
-            "block size must be positive", field="cache.block_size", got=block_size, allowed=">= 1"
-        )
+        raise ConfigError("block size must be positive", field="cache.block_size", got=block_size, allowed=">= 1")
     if placement not in ("auto", "slots", "packed"):
         raise ConfigError(
             "unknown placement", field="cache.placement", got=placement, allowed=("auto", "slots", "packed")
         )
     where: Placement = "packed" if placement == "packed" else "slots"
     chosen = choose(classes(caches, offers), block_size, where)
-    config = (
-        _packed_config(packed(chosen), budget) if where == "packed" else _slots_config(slots(chosen), budget)
-    )
+    config = _packed_config(packed(chosen), budget) if where == "packed" else _slots_config(slots(chosen), budget)
     config = _with_shared(config, shared or {})
     _check_offsets(config, offers)
     return Plan((config,), limits, caches)
 
 
 def _slots_config(placement: SlotsPlacement, budget: Budget) -> KVCacheConfig:
-    if budget.num_blocks is not None:
-        count = budget.num_blocks
-    else:
-        count = placement.num_blocks(budget.memory_bytes or 0)
+    count = budget.num_blocks if budget.num_blocks is not None else placement.num_blocks(budget.memory_bytes or 0)
     groups = tuple(
         KVCacheGroupSpec(
             index=i,
@@ -170,8 +159,10 @@ def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
     if budget.num_blocks is not None:
         raise ConfigError(
             "under placement packed every group counts its own blocks",
-            field="cache.num_blocks", got=budget.num_blocks, allowed="cache.memory=BYTES",
-        )  # fmt: skip
+            field="cache.num_blocks",
+            got=budget.num_blocks,
+            allowed="cache.memory=BYTES",
+        )
     large = placement.large_page_bytes
     count = (budget.memory_bytes or 0) // large
     groups = tuple(
@@ -227,6 +218,8 @@ def _check_offsets(config: KVCacheConfig, offers: Mapping[CacheId, LayoutOffer])
                 raise CapacityError(
                     f"field {view.name} of group {group.index} spans {elements} elements, more than the "
                     f"kernels of {group.backend} address",
-                    field="max_offset_bits", got=elements, allowed=f"< 2**{bits}",
+                    field="max_offset_bits",
+                    got=elements,
+                    allowed=f"< 2**{bits}",
                     remedy="lower cache.memory, or choose a backend with 63-bit offsets",
-                )  # fmt: skip
+                )

@@ -99,9 +99,7 @@ def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict
     for query in question.queries:
         unsupported = unsupported or spec.unsupported(query, options)
     if unsupported is not None:
-        return Verdict(
-            "unsupported", missing, Reason(unsupported.field, unsupported.got, unsupported.allowed)
-        )
+        return Verdict("unsupported", missing, Reason(unsupported.field, unsupported.got, unsupported.allowed))
     layouts = list(spec.layouts(question.spec, question.device, options))
     for option in layouts:
         option.layout.check(question.spec.content)

@@ -21,9 +21,7 @@ def backend_problem(declared: object) -> str | None:
         return f"backend {shown} speaks contract version {version}, this core speaks {API_VERSION}"
     name = getattr(declared, "name", None)
     if not isinstance(name, str) or not NAME.fullmatch(name) or name == "auto":
-        return (
-            f"backend name {name!r} must be lower case: a letter, then letters, digits or _, and not 'auto'"
-        )
+        return f"backend name {name!r} must be lower case: a letter, then letters, digits or _, and not 'auto'"
     if isabstract(declared):
         missing = ", ".join(sorted(declared.__abstractmethods__))
         return f"backend {name} does not define: {missing}"

@@ -139,9 +139,7 @@ def _declared(registry: Registry, plugin: Any, hook: str) -> list[Any]:
     return classes
 
 
-def _check_purity(
-    before: set[str], modules_before: set[str], plugin: Any, declared: dict[str, list[Any]]
-) -> None:
+def _check_purity(before: set[str], modules_before: set[str], plugin: Any, declared: dict[str, list[Any]]) -> None:
     new = sorted(loaded_heavy() - before)
     problem = f"loading its declaration imports {', '.join(new)}" if new else None
     if problem is None and before:

@@ -72,18 +72,22 @@ class Registry:
         if name in self.refused:
             raise PluginError(
                 f"backend {name} cannot be used: {self.refused[name]}",
-                field=key, got=name, allowed=sorted(self.backends),
+                field=key,
+                got=name,
+                allowed=sorted(self.backends),
                 remedy="repair or uninstall the plugin; `kvcore plugins` shows every plugin's state",
-            )  # fmt: skip
+            )
         broken = [f"{r.name} ({r.origin}): {r.reason}" for r in self.plugins if r.broken]
         message = f"no installed plugin offers a backend called {name}"
         if broken:
             message += "; broken plugins: " + " | ".join(broken)
         raise UnknownBackendError(
             message,
-            field=key, got=name, allowed=sorted(self.backends) or "none is installed",
+            field=key,
+            got=name,
+            allowed=sorted(self.backends) or "none is installed",
             remedy="choose an installed backend, or install the plugin that brings it (see `kvcore plugins`)",
-        )  # fmt: skip
+        )
 
     def refuse(self, name: str, reason: str) -> None:
         """Take a backend out of service, with the reason, and mark its plugin as broken."""
@@ -105,8 +109,9 @@ class Registry:
         self.model_adapters.remove(adapter)
         record = self.adapter_origins[adapter]
         record.fail(reason)
-        log.warning("model adapter %s of plugin %s (%s) is left out: %s", adapter.__name__, record.name,
-                    record.origin, reason)  # fmt: skip
+        log.warning(
+            "model adapter %s of plugin %s (%s) is left out: %s", adapter.__name__, record.name, record.origin, reason
+        )
 
     def configure(self, options: Mapping[str, Any]) -> None:
         """Hand each plugin its own options; see the hook `kvcore_configure`.
@@ -124,8 +129,9 @@ class Registry:
             except Exception as error:
                 raise PluginError(
                     f"the plugin behind plugins.{name} does not take its options: {told(error)}",
-                    field=f"plugins.{name}", got=options[name],
-                ) from error  # fmt: skip
+                    field=f"plugins.{name}",
+                    got=options[name],
+                ) from error
 
     def step_finished(self, stats: Mapping[str, float]) -> None:
         """Tell every observer about one step; one that raises is reported, then left out."""
@@ -142,9 +148,12 @@ class Registry:
             problem = None
             try:
                 answer = self.alone(
-                    "kvcore_choose_backend", implementation.plugin,
-                    kind=kind, candidates=tuple(candidates), device=device,
-                )  # fmt: skip
+                    "kvcore_choose_backend",
+                    implementation.plugin,
+                    kind=kind,
+                    candidates=tuple(candidates),
+                    device=device,
+                )
             except Exception as error:
                 problem = f"kvcore_choose_backend raised {told(error)}"
             else:

@@ -151,9 +151,7 @@ def choose_backends(
         if members.spec.content.per_request:
             row = ClassChoice("state", members.cache_ids, (), "backend", None)
         else:
-            question = Question(
-                members.spec, members.queries, device, purpose == "plan", block_size, block_first_only
-            )
+            question = Question(members.spec, members.queries, device, purpose == "plan", block_size, block_first_only)
             row = _choose(members, question, choice, registry)
             if strict and row.chosen is None and (row.wanted is not None or purpose == "run"):
                 raise _refusal(row)
@@ -163,9 +161,7 @@ def choose_backends(
 
 
 def _classes(
-    caches: Mapping[CacheId, KVCacheSpec],
-    queries: Mapping[CacheId, AttentionQuery],
-    shared: Mapping[CacheId, CacheId],
+    caches: Mapping[CacheId, KVCacheSpec], queries: Mapping[CacheId, AttentionQuery], shared: Mapping[CacheId, CacheId]
 ) -> list[_Class]:
     readers: dict[CacheId, list[CacheId]] = {c: [c] for c in caches}
     for reader, owner in shared.items():
@@ -183,9 +179,7 @@ def _classes(
 def _choose(members: _Class, question: Question, choice: BackendChoice, registry: Registry) -> ClassChoice:
     kind = members.spec.kind
     wanted, key = choice.wanted(kind), choice.key(kind)
-    ranks = {
-        name: rank(spec, question.device, kind, choice.priorities) for name, spec in registry.backends.items()
-    }
+    ranks = {name: rank(spec, question.device, kind, choice.priorities) for name, spec in registry.backends.items()}
     ranked = sorted(registry.backends.items(), key=lambda item: (-ranks[item[0]], item[0]))
     verdicts = {name: judge(spec, question, choice.options.get(name)) for name, spec in ranked}
     usable = [name for name, verdict in verdicts.items() if verdict.status == "usable"]
@@ -211,9 +205,7 @@ def _offer(row: ClassChoice, registry: Registry) -> LayoutOffer:
     chosen = row.chosen
     if chosen is None:
         return LayoutOffer()
-    return LayoutOffer(
-        chosen.name, tuple(chosen.verdict.layouts), registry.backends[chosen.name].max_offset_bits
-    )
+    return LayoutOffer(chosen.name, tuple(chosen.verdict.layouts), registry.backends[chosen.name].max_offset_bits)
 
 
 def _refusal(row: ClassChoice) -> Exception:
@@ -224,9 +216,11 @@ def _refusal(row: ClassChoice) -> Exception:
         return BackendUnsupportedError(
             f"no installed backend can serve the {row.kind} caches of {layers}: "
             + ("; ".join(f"{n}: {r}" for n, r in reasons.items()) or "none is installed"),
-            field=row.key, got="auto", allowed=reasons or "an installed backend",
+            field=row.key,
+            got="auto",
+            allowed=reasons or "an installed backend",
             remedy="change what the reasons name, or install another backend (see `kvcore backends`)",
-        )  # fmt: skip
+        )
     mine = next(c for c in row.candidates if c.name == row.wanted)
     reason = mine.verdict.reason
     field, got, allowed = reason if reason is not None else (row.key, row.wanted, None)
@@ -235,12 +229,18 @@ def _refusal(row: ClassChoice) -> Exception:
         also = f"; nor could it serve: {reason}" if mine.status == "unsupported" else ""
         return BackendUnavailableError(
             f"backend {row.wanted} is not available on this machine: {mine.verdict.missing}{also}",
-            field=row.key, got=row.wanted, allowed=usable or "no other backend is usable", remedy=remedy,
-        )  # fmt: skip
+            field=row.key,
+            got=row.wanted,
+            allowed=usable or "no other backend is usable",
+            remedy=remedy,
+        )
     return BackendUnsupportedError(
         f"backend {row.wanted} cannot serve the {row.kind} caches of {layers}",
-        field=field, got=got, allowed=allowed, remedy=remedy,
-    )  # fmt: skip
+        field=field,
+        got=got,
+        allowed=allowed,
+        remedy=remedy,
+    )
 
 
 def _shown(cache_ids: Sequence[CacheId]) -> str:

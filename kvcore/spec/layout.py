@@ -67,8 +67,10 @@ class PageLayout:
         if a < 1 or a > 256 or a & (a - 1):
             raise LayoutError(
                 "alignment must be a power of two that the arena keeps",
-                field="alignment", got=a, allowed="1, 2, 4, ..., 256",
-            )  # fmt: skip
+                field="alignment",
+                got=a,
+                allowed="1, 2, 4, ..., 256",
+            )
         names = [f.name for f in self.fields]
         if not names or len(set(names)) != len(names):
             raise LayoutError("fields need distinct names", field="fields", got=names)
@@ -76,8 +78,10 @@ class PageLayout:
             if dtype(f.dtype).bits > 8 * a:
                 raise LayoutError(
                     f"layout {self.name}: alignment is below an element of field {f.name}",
-                    field="alignment", got=a, allowed=f">= {dtype(f.dtype).bits // 8}",
-                )  # fmt: skip
+                    field="alignment",
+                    got=a,
+                    allowed=f">= {dtype(f.dtype).bits // 8}",
+                )
             for axis in f.axes:
                 if axis.size is not None:
                     positive("axis", axis.size)
@@ -96,8 +100,10 @@ class PageLayout:
         if set(want) != {f.name for f in self.fields}:
             raise LayoutError(
                 f"layout {self.name} does not hold the fields of the content",
-                field="fields", got=[f.name for f in self.fields], allowed=list(want),
-            )  # fmt: skip
+                field="fields",
+                got=[f.name for f in self.fields],
+                allowed=list(want),
+            )
         for mine in self.fields:
             logical = want[mine.name]
             sizes: dict[str, int] = {}
@@ -182,8 +188,10 @@ class SizedLayout:
         if self.kernel_block_size % fixed:
             raise LayoutError(
                 f"layout {self.layout.name}: field {f.name} packs {fixed} tokens",
-                field="kernel_block_size", got=self.kernel_block_size, allowed=f"multiples of {fixed}",
-            )  # fmt: skip
+                field="kernel_block_size",
+                got=self.kernel_block_size,
+                allowed=f"multiples of {fixed}",
+            )
         return self.kernel_block_size // fixed
 
     @property
@@ -215,9 +223,11 @@ class SizedLayout:
         facts = {
             "order": self.layout.order,
             "kernel_block_size": self.kernel_block_size,
-            "fields": [[p.name, [tuple(a) for a in f.axes], p.dtype, p.offset, p.strides]
-                       for p, f in zip(self.places, self.layout.fields, strict=True)],
-        }  # fmt: skip
+            "fields": [
+                [p.name, [tuple(a) for a in f.axes], p.dtype, p.offset, p.strides]
+                for p, f in zip(self.places, self.layout.fields, strict=True)
+            ],
+        }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -235,9 +245,7 @@ class KernelBlocks:
 
     def __post_init__(self) -> None:
         if bool(self.sizes) == (self.multiple_of is not None):
-            raise LayoutError(
-                "give kernel block sizes, or a number they are multiples of", field="kernel_block_sizes"
-            )
+            raise LayoutError("give kernel block sizes, or a number they are multiples of", field="kernel_block_sizes")
         for size in self.sizes or (self.multiple_of,):
             positive("kernel_block_size", size)
 
@@ -259,16 +267,12 @@ class LayoutOption:
     kernel_blocks: KernelBlocks
 
 
-def nhd(
-    content: Content, *, name: str = "nhd", order: Order = "block_first", alignment: int = 16
-) -> PageLayout:
+def nhd(content: Content, *, name: str = "nhd", order: Order = "block_first", alignment: int = 16) -> PageLayout:
     """Every field as (token, *logical axes): keys are (token, head, dim)."""
     return _uniform(content, name, order, alignment, token_at=0)
 
 
-def hnd(
-    content: Content, *, name: str = "hnd", order: Order = "block_first", alignment: int = 16
-) -> PageLayout:
+def hnd(content: Content, *, name: str = "hnd", order: Order = "block_first", alignment: int = 16) -> PageLayout:
     """Every field with the token axis after the first logical axis: keys are (head, token, dim)."""
     return _uniform(content, name, order, alignment, token_at=1)
 
@@ -276,9 +280,7 @@ def hnd(
 def plain_layout(content: Content) -> PageLayout:
     """The core's own layout, where no backend offers one: canonical order, block-first."""
     if content.per_request:
-        fields = tuple(
-            LayoutField(f.name, tuple(Axis(*a) for a in f.axes), f.dtype) for f in content.fields()
-        )
+        fields = tuple(LayoutField(f.name, tuple(Axis(*a) for a in f.axes), f.dtype) for f in content.fields())
         return PageLayout("plain", fields)
     return nhd(content, name="plain")
 

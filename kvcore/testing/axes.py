@@ -11,9 +11,13 @@ PHASES = ("prefill", "chunked", "decode", "multi_token", "mixed", "prefix_hit")
 SCALES = (0.3, 1.0, 7.0)
 # DeepSeek-V2 and V3 (arXiv 2405.04434, section 3.1.2): kv_lora_rank 512, qk_rope_head_dim 64; few heads.
 LATENT: Mapping[str, Any] = {
-    "stores": "latent", "num_kv_heads": 1, "gqa": 16, "head_dim": 576, "head_dim_v": 512,
+    "stores": "latent",
+    "num_kv_heads": 1,
+    "gqa": 16,
+    "head_dim": 576,
+    "head_dim_v": 512,
     "scale": 192**-0.5,
-}  # fmt: skip
+}
 # Every dtype, and every granularity of scales.
 QUANTIZED: Mapping[str, dict[str, Any]] = {
     "int8_token_head": {"cache_dtype": "int8", "quant": "token_head"},
@@ -93,7 +97,7 @@ def sweeps(base: Base) -> dict[str, Sweep]:
         "cache_dtype": {
             n: ({"cache_dtype": n}, ("mixed",)) for n in ("float16", "bfloat16", "float32") if n != base.dtype
         },
-    }  # fmt: skip
+    }
 
 
 def pair_axes(base: Base) -> dict[str, list[dict[str, Any]]]:

@@ -66,9 +66,7 @@ def open_backend(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> O
     if version != API_VERSION:
         # Nothing else can be asked: another version may have other methods.
         name = getattr(spec, "name", spec)
-        raise BackendError(
-            f"backend {name} speaks contract version {version}, this core speaks {API_VERSION}"
-        )
+        raise BackendError(f"backend {name} speaks contract version {version}, this core speaks {API_VERSION}")
     with asking():
         options = spec.Config() if options is None else options
     place, missing = switch_on(spec, options, facts)

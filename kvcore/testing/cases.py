@@ -18,9 +18,22 @@ from kvcore.spec.retention import Chunk, Full, Retention, Window
 
 # The axes by which cases can be chosen on the command line: `where.<axis>=<value>`.
 AXES = (
-    "profile", "content", "head_dim", "head_dim_v", "gqa", "block_size", "kernel_ratio", "dtype",
-    "cache_dtype", "mask", "window", "sinks", "softcap", "alibi", "phase",
-)  # fmt: skip
+    "profile",
+    "content",
+    "head_dim",
+    "head_dim_v",
+    "gqa",
+    "block_size",
+    "kernel_ratio",
+    "dtype",
+    "cache_dtype",
+    "mask",
+    "window",
+    "sinks",
+    "softcap",
+    "alibi",
+    "phase",
+)
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5")
 TIERS = ("quick", "full")
 
@@ -197,9 +210,15 @@ class Case:
         if self.neighbour == "window":
             stored = "" if self.quant else self.cache_dtype
             return replace(
-                self, window=self.block_size + 1, chunk=None, causal=True, own_retention=True, quant=None,
-                cache_dtype=stored, neighbour="",
-            )  # fmt: skip
+                self,
+                window=self.block_size + 1,
+                chunk=None,
+                causal=True,
+                own_retention=True,
+                quant=None,
+                cache_dtype=stored,
+                neighbour="",
+            )
         return replace(self, cache_dtype=self.neighbour, quant=None, neighbour="")
 
     def content(self) -> Content:
@@ -262,10 +281,6 @@ class Case:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name in ("id", "level", "check") or value != f.default:
-                shown = (
-                    "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")"
-                    if f.name == "seqs"
-                    else repr(value)
-                )
+                shown = "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")" if f.name == "seqs" else repr(value)
                 parts.append(f"    {f.name}={shown},")
         return "Case(\n" + "\n".join(parts) + "\n)"

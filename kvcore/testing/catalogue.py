@@ -121,10 +121,7 @@ def pairwise(values: Mapping[str, Sequence[Mapping[str, Any]]], seed: int) -> li
     """
     rng, names = random.Random(seed), list(values)
     open_pairs = {
-        (a, i, b, j)
-        for a, b in combinations(names, 2)
-        for i in range(len(values[a]))
-        for j in range(len(values[b]))
+        (a, i, b, j) for a, b in combinations(names, 2) for i in range(len(values[a])) for j in range(len(values[b]))
     }
     rows = []
     while open_pairs:

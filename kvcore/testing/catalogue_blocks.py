@@ -27,6 +27,13 @@ def claimed_blocks(m: Maker, level: str, check: str, *phases: str) -> Iterator[C
             what = f"kernel_block={size}" + (f".layout={layout}" if layout else "")
             for phase in phases:
                 second = Seq(size - 1, 3) if phase == "mixed" else Seq(3, 1)
-                yield m.case(level, check, what, phase, block_size=size, layout=layout,
-                             seqs=(Seq(size, 1), second),
-                             tier="quick" if size <= QUICK_UP_TO else "full")  # fmt: skip
+                yield m.case(
+                    level,
+                    check,
+                    what,
+                    phase,
+                    block_size=size,
+                    layout=layout,
+                    seqs=(Seq(size, 1), second),
+                    tier="quick" if size <= QUICK_UP_TO else "full",
+                )

@@ -31,26 +31,38 @@ def level_3(m: Maker) -> Iterator[Case]:
                 if not changes.get("causal", True) and phase == "decode":
                     continue
                 quick = poison != "nan" and phase == ("mixed", "decode", "chunked")[i % 3]
-                yield m.case("L3", "attend", f"poison={poison}.{name}", phase, poison=poison,
-                             tier="quick" if quick else "full", **changes)  # fmt: skip
+                yield m.case(
+                    "L3",
+                    "attend",
+                    f"poison={poison}.{name}",
+                    phase,
+                    poison=poison,
+                    tier="quick" if quick else "full",
+                    **changes,
+                )
         for name, quant in ax.QUANTIZED.items():
-            yield m.case("L3", "attend", f"poison={poison}.{name}", "mixed", poison=poison, **quant,
-                         tier="quick" if poison == "extreme" else "full")  # fmt: skip
+            yield m.case(
+                "L3",
+                "attend",
+                f"poison={poison}.{name}",
+                "mixed",
+                poison=poison,
+                **quant,
+                tier="quick" if poison == "extreme" else "full",
+            )
     for ratio in (1, 2, 4):
         yield m.case("L3", "placement", f"permuted.kernel_ratio={ratio}", "mixed", kernel_ratio=ratio)
     for last in (1, p - 1, p):
         seqs = (Seq(2 * p + last - 1, 1), Seq(0, p + last))
         yield m.case("L3", "attend", f"last_block={last}", "ragged", seqs=seqs)
-        yield m.case("L3", "attend", f"last_block={last}.ratio", "ragged", seqs=seqs, block_size=2 * p,
-                     kernel_ratio=2)  # fmt: skip
+        yield m.case("L3", "attend", f"last_block={last}.ratio", "ragged", seqs=seqs, block_size=2 * p, kernel_ratio=2)
     yield m.case("L3", "padded", "empty_rows", "decode")
     yield m.case("L3", "padded", "empty_rows.sinks", "decode", sinks=True)
-    yield m.case(
-        "L3", "attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p))
-    )
+    yield m.case("L3", "attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p)))
     yield m.case("L3", "attend", "one_token", "single", seqs=(Seq(0, 1),))
-    yield m.case("L3", "attend", "many_rows", "many", tier="full",
-                 seqs=tuple(Seq(1 + 3 * i % (3 * p), 1) for i in range(40)))  # fmt: skip
+    yield m.case(
+        "L3", "attend", "many_rows", "many", tier="full", seqs=tuple(Seq(1 + 3 * i % (3 * p), 1) for i in range(40))
+    )
     yield m.case("L3", "steps", "two_steps", "mixed")
     yield m.case("L3", "steps", "two_steps.window", "mixed", own_retention=True, **window)
     yield m.case("L3", "steps", "two_steps.ratio", "mixed", kernel_ratio=2)
@@ -58,13 +70,29 @@ def level_3(m: Maker) -> Iterator[Case]:
         for neighbour in ("window", "float16", "float64"):
             if neighbour == m.base.dtype:
                 continue
-            yield m.case("L3", "attend", f"two_groups={neighbour}.{placement}", "mixed", layers=2,
-                         neighbour=neighbour, placement=placement)  # fmt: skip
-        yield m.case("L3", "attend", f"layers=3.{placement}", "decode", layers=3, placement=placement,
-                     kernel_ratio=2)  # fmt: skip
+            yield m.case(
+                "L3",
+                "attend",
+                f"two_groups={neighbour}.{placement}",
+                "mixed",
+                layers=2,
+                neighbour=neighbour,
+                placement=placement,
+            )
+        yield m.case("L3", "attend", f"layers=3.{placement}", "decode", layers=3, placement=placement, kernel_ratio=2)
     for name, quant in ax.QUANTIZED.items():
-        yield m.case("L3", "attend", f"packed.{name}", "mixed", placement="packed", layers=2, kernel_ratio=2,
-                     neighbour="float32", k_scale=0.3, **quant)  # fmt: skip
+        yield m.case(
+            "L3",
+            "attend",
+            f"packed.{name}",
+            "mixed",
+            placement="packed",
+            layers=2,
+            kernel_ratio=2,
+            neighbour="float32",
+            k_scale=0.3,
+            **quant,
+        )
     yield m.case("L3", "offsets", "offsets>2^31", "decode", tier="full")
     yield m.case("L3", "offsets", "offsets>2^31", "mixed", tier="full")
     yield from random_steps(m)
@@ -97,8 +125,9 @@ def level_4(m: Maker) -> Iterator[Case]:
     yield m.case("L4", "padded", "lse.empty_rows.sinks", "decode", lse=True, sinks=True)
     parts: dict[str, dict[str, Any]] = {"base": {}, "softcap": {"softcap": 1.5}, "gqa": {"gqa": 4}}
     for name, changes in parts.items():
-        yield m.case("L4", "merge", f"split.{name}", "split", lse=True,
-                     seqs=(Seq(p + 2, 1), Seq(2 * p - 1, 1)), **changes)  # fmt: skip
+        yield m.case(
+            "L4", "merge", f"split.{name}", "split", lse=True, seqs=(Seq(p + 2, 1), Seq(2 * p - 1, 1)), **changes
+        )
     yield m.case("L4", "capture", "graph", "decode")
 
 

@@ -10,16 +10,24 @@ from kvcore.testing.catalogue_blocks import claimed_blocks
 from kvcore.testing.make import Maker
 
 DECLARATION = (
-    "contract", "options", "no_torch", "devices", "fails_closed", "refusals", "layouts", "page_bytes",
-    "stand_ins", "stable", "core_profile",
-)  # fmt: skip
+    "contract",
+    "options",
+    "no_torch",
+    "devices",
+    "fails_closed",
+    "refusals",
+    "layouts",
+    "page_bytes",
+    "stand_ins",
+    "stable",
+    "core_profile",
+)
 
 
 def level_0(m: Maker) -> Iterator[Case]:
     """What the declaration says of itself; no kernel runs."""
     for name in DECLARATION:
-        yield Case(f"L0.{name}", "L0", name, dtype=m.base.dtype, head_dim=m.base.head_dim,
-                   block_size=m.base.block_size)  # fmt: skip
+        yield Case(f"L0.{name}", "L0", name, dtype=m.base.dtype, head_dim=m.base.head_dim, block_size=m.base.block_size)
 
 
 def level_1(m: Maker) -> Iterator[Case]:
@@ -63,14 +71,17 @@ def level_1(m: Maker) -> Iterator[Case]:
         for i, scale in enumerate(ax.SCALES):
             other = ax.SCALES[(i + 1) % len(ax.SCALES)]
             tier = "quick" if i == 0 else "full"
-            yield write(f"cache_dtype={name}.scale={scale}", layers=2, k_scale=scale, v_scale=other,
-                        tier=tier, **changes)  # fmt: skip
+            yield write(
+                f"cache_dtype={name}.scale={scale}", layers=2, k_scale=scale, v_scale=other, tier=tier, **changes
+            )
         yield write(f"cache_dtype={name}.zeros", variant="zeros", **changes)
         yield write(f"cache_dtype={name}.saturate", variant="saturate", **changes)
-        yield write(f"cache_dtype={name}.packed", placement="packed", layers=2, neighbour="window",
-                    kernel_ratio=2, **changes)  # fmt: skip
+        yield write(
+            f"cache_dtype={name}.packed", placement="packed", layers=2, neighbour="window", kernel_ratio=2, **changes
+        )
         yield write(f"cache_dtype={name}.padding", variant="padding", **changes)
     # A constant scale can be too small for a token: int8 must not wrap round.
     for quant in ("tensor", "head"):
-        yield write(f"cache_dtype=int8_{quant}.saturate", variant="saturate", cache_dtype="int8", quant=quant,
-                    k_scale=0.3)  # fmt: skip
+        yield write(
+            f"cache_dtype=int8_{quant}.saturate", variant="saturate", cache_dtype="int8", quant=quant, k_scale=0.3
+        )

@@ -92,14 +92,16 @@ class Cell:
         if refused.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
-                seen_to_refuse(
-                    self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else [])
-                )
+                seen_to_refuse(self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
         return self.result(case, "unsupported", str(refused))
 
     def result(
-        self, case: Case, outcome: Outcome, reason: str | None, error: float | None = None,
+        self,
+        case: Case,
+        outcome: Outcome,
+        reason: str | None,
+        error: float | None = None,
         tolerance: float | None = None,
-    ) -> CellResult:  # fmt: skip
+    ) -> CellResult:
         """An outcome of this backend on this rung."""
         return CellResult(case, str(self.place.spec.name), outcome, self.rung, reason, error, tolerance)

@@ -77,15 +77,17 @@ def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list
 
 
 def attend_once(
-    context: Context, scene: Scene, layer: SceneLayer, q: torch.Tensor, fresh: dict[str, torch.Tensor] | None,
+    context: Context,
+    scene: Scene,
+    layer: SceneLayer,
+    q: torch.Tensor,
+    fresh: dict[str, torch.Tensor] | None,
     metadata: Any,
-) -> Result:  # fmt: skip
+) -> Result:
     """One call of `attend`, with rows around the results that must stay as they are."""
     tokens, heads, _ = q.shape
     device = q.device
-    outs = torch.full(
-        (tokens + 2 * GUARD_ROWS, heads, layer.query.head_dim_v), SENTINEL, dtype=q.dtype, device=device
-    )
+    outs = torch.full((tokens + 2 * GUARD_ROWS, heads, layer.query.head_dim_v), SENTINEL, dtype=q.dtype, device=device)
     lses = torch.full((tokens + 2 * GUARD_ROWS, heads), SENTINEL, device=device)
     out, lse = outs[GUARD_ROWS:-GUARD_ROWS], lses[GUARD_ROWS:-GUARD_ROWS]
     out.fill_(torch.nan)

@@ -67,11 +67,7 @@ def check_no_torch(context: Context) -> Measure:
     """The module of the declaration, imported in a fresh process, loads no torch and no kernel library."""
     spec = context.place.spec
     module = sys.modules.get(spec.__module__)
-    if (
-        spec.__module__ == "__main__"
-        or "<locals>" in spec.__qualname__
-        or not getattr(module, "__file__", None)
-    ):
+    if spec.__module__ == "__main__" or "<locals>" in spec.__qualname__ or not getattr(module, "__file__", None):
         return Measure()  # made inside a function or a script: there is no module of its own to import
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
@@ -84,9 +80,7 @@ def check_no_torch(context: Context) -> Measure:
             return Measure()  # loaded from a file under a name that no other process can import
         raise CheckFailure(f"importing {spec.__module__} alone fails: {done.stderr.strip().splitlines()[-1]}")
     if done.stdout.strip():
-        raise CheckFailure(
-            f"importing {spec.__module__} loads {done.stdout.strip()}; the declaration must not"
-        )
+        raise CheckFailure(f"importing {spec.__module__} loads {done.stdout.strip()}; the declaration must not")
     return Measure()
 
 
@@ -94,9 +88,7 @@ def check_devices(context: Context) -> Measure:
     """Every device gets an answer, present or not, and an unknown kind is refused."""
     spec, options = context.place.spec, context.place.options
     for facts in DEVICES:
-        well_formed(
-            spec.unsupported_device(facts, options), f"unsupported_device({facts.name or facts.kind})"
-        )
+        well_formed(spec.unsupported_device(facts, options), f"unsupported_device({facts.name or facts.kind})")
     if spec.unsupported_device(DeviceFacts("abacus", present=False), options) is None:
         raise CheckFailure("a device of unknown kind is accepted; what is not known is unsupported")
     return Measure()
@@ -149,9 +141,7 @@ def check_refusals(context: Context) -> Measure:
     """Every refusal names the field, what was given, and what is allowed; what is missing has a reason."""
     spec, options, known = context.place.spec, context.place.options, context.case.query()
     reasoned(spec.unavailable(options), "unavailable")
-    asked = [
-        replace(known, dtype=name, cache_dtype=name) for name in ("float16", "bfloat16", "float32", "float64")
-    ]
+    asked = [replace(known, dtype=name, cache_dtype=name) for name in ("float16", "bfloat16", "float32", "float64")]
     asked += [replace(known, head_dim=n, head_dim_v=n) for n in (1, 24, 32, 64, 80, 96, 128, 192, 256, 512)]
     asked += [replace(known, num_heads=known.num_kv_heads * g) for g in (1, 2, 3, 5, 7, 8, 16)]
     asked += [replace(known, mask=m) for m in (Mask(False), Mask(window=7), Mask(chunk=8))]
@@ -191,9 +181,7 @@ def check_page_bytes(context: Context) -> Measure:
                 try:
                     sized = layout.at(size)
                 except KVCoreError as error:
-                    raise CheckFailure(
-                        f"layout {layout.name} declares blocks of {size}, but: {error}"
-                    ) from error
+                    raise CheckFailure(f"layout {layout.name} declares blocks of {size}, but: {error}") from error
                 if sized.payload_bytes != content.bytes_per_token * size:
                     raise CheckFailure(
                         f"layout {layout.name} at {size} tokens: fields take {sized.payload_bytes} bytes, "
@@ -205,9 +193,7 @@ def check_page_bytes(context: Context) -> Measure:
                 ):
                     raise CheckFailure(f"layout {layout.name}: offsets are not where its fields end")
                 if sized.kernel_page_bytes % layout.alignment:
-                    raise CheckFailure(
-                        f"layout {layout.name} does not keep its alignment of {layout.alignment}"
-                    )
+                    raise CheckFailure(f"layout {layout.name} does not keep its alignment of {layout.alignment}")
     return Measure()
 
 

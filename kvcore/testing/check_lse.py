@@ -27,15 +27,11 @@ def check_merge(context: Context) -> Measure:
     out, lse = result.out.double().cpu().numpy(), result.lse.double().cpu().numpy()
     merged_out, merged_lse = merge([(out[i], lse[i]) for i in range(len(out))])
     keys, values = np.concatenate(layer.k), np.concatenate(layer.v)
-    whole = attention(
-        layer.rules(), layer.q[:1].double().cpu().numpy(), [keys], [values], [len(keys) - 1], [1]
-    )
+    whole = attention(layer.rules(), layer.q[:1].double().cpu().numpy(), [keys], [values], [len(keys) - 1], [1])
     q = layer.query
     # Each part may be off by its own tolerance, and its weight by the error of its log-sum-exp.
     slack = lse_tolerance(whole, q.dtype, q.head_dim, len(keys))
-    allowed = (
-        output_tolerance(whole, q.dtype, q.head_dim, len(keys)) + 2 * slack[..., None] * whole.weight_THV
-    )
+    allowed = output_tolerance(whole, q.dtype, q.head_dim, len(keys)) + 2 * slack[..., None] * whole.weight_THV
     error = np.abs(merged_out - whole.out_THV[0])
     ratio = error / allowed[0]
     at = np.unravel_index(int(np.nanargmax(ratio)), ratio.shape)
@@ -45,8 +41,9 @@ def check_merge(context: Context) -> Measure:
         raise CheckFailure(
             f"parts merged by their log-sum-exps are not the whole: off by {np.nanmax(error):.3g}, "
             f"log-sum-exp by {np.nanmax(lse_error):.3g}; is it natural, and after the scale?",
-            error=measure.error, tolerance=measure.tolerance,
-        )  # fmt: skip
+            error=measure.error,
+            tolerance=measure.tolerance,
+        )
     return measure
 
 
@@ -76,9 +73,7 @@ def check_capture(context: Context) -> Measure:
     layer.q = q
     measure, text = compare(layer, Result(out, None), scene.answer(layer))
     if text:
-        raise CheckFailure(
-            f"replayed with other queries: {text}", error=measure.error, tolerance=measure.tolerance
-        )
+        raise CheckFailure(f"replayed with other queries: {text}", error=measure.error, tolerance=measure.tolerance)
     return measure
 
 

@@ -38,9 +38,7 @@ def check_steps(context: Context) -> Measure:
     scene = context.scene()
     rows = [i for i, s in enumerate(scene.case.seqs) if s.computed > 1]
     rows = rows[::-1]
-    earlier = scene.builder.build(
-        rows, [1] * len(rows), [scene.case.seqs[i].computed - 1 for i in rows], scene.tables
-    )
+    earlier = scene.builder.build(rows, [1] * len(rows), [scene.case.seqs[i].computed - 1 for i in rows], scene.tables)
     metadata = [context.backend.prepare(earlier, group) for group in scene.groups()]
     for layer in scene.layers:
         # The tokens before the step once more, with the numbers that lie there already.
@@ -66,9 +64,7 @@ def check_padded(context: Context) -> Measure:
     for layer in scene.layers:
         fresh = {n: torch.cat([t, torch.ones_like(t[:extra])]) for n, t in scene.fresh(layer).items()}
         before = scene.memory().copy()
-        context.backend.write(
-            layer.layer, fresh, scene.views[layer.layer.cache_id], batch, metadata[layer.kv_group]
-        )
+        context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], batch, metadata[layer.kv_group])
         _null_block_is_zero(scene, before)
         q = torch.cat([layer.q, empty_like(scene, layer, extra)])
         guard = Guard(scene)

@@ -41,9 +41,15 @@ def check_write(context: Context) -> Measure:
 
 
 def _write(
-    context: Context, scene: Scene, layer: SceneLayer, fresh: Tensors, batch: Batch, metadata: list[object],
-    guard: Guard, skipped: set[int],
-) -> None:  # fmt: skip
+    context: Context,
+    scene: Scene,
+    layer: SceneLayer,
+    fresh: Tensors,
+    batch: Batch,
+    metadata: list[object],
+    guard: Guard,
+    skipped: set[int],
+) -> None:
     given = keep_given(fresh)
     cache = scene.views[layer.layer.cache_id]
     context.backend.write(layer.layer, fresh, cache, batch, metadata[layer.kv_group])
@@ -54,20 +60,14 @@ def _write(
     _read_back(scene, layer, {n: t.double().cpu().numpy() for n, t in fresh.items()}, slots, rows)
 
 
-def _read_back(
-    scene: Scene, layer: SceneLayer, values: dict[str, Array], slots: list[int], rows: list[int]
-) -> None:
+def _read_back(scene: Scene, layer: SceneLayer, values: dict[str, Array], slots: list[int], rows: list[int]) -> None:
     if not rows:
         return
     for name, given in values.items():
         found = scene.stored(layer, [slots[t] for t in rows], name)
-        problem = quant_oracle.write_problem(
-            layer.content, name, _heads(given[rows]), found, layer.scale(name)
-        )
+        problem = quant_oracle.write_problem(layer.content, name, _heads(given[rows]), found, layer.scale(name))
         if problem:
-            raise CheckFailure(
-                f"{layer.layer.cache_id}: {problem}{_where(scene, layer, name, values, slots)}"
-            )
+            raise CheckFailure(f"{layer.layer.cache_id}: {problem}{_where(scene, layer, name, values, slots)}")
 
 
 def _heads(values: Array) -> Array:

@@ -26,10 +26,7 @@ from kvcore.testing.tolerance import output_tolerance
 
 
 def diff_case(
-    case_id: str,
-    specs: Sequence[type[BackendSpec]],
-    options: Mapping[str, Any],
-    facts: DeviceFacts | None = None,
+    case_id: str, specs: Sequence[type[BackendSpec]], options: Mapping[str, Any], facts: DeviceFacts | None = None
 ) -> Parting:
     """Where two backends part on one step of the kit.
 
@@ -86,9 +83,12 @@ def _case(case_id: str, base: Base) -> Case:
     if case_id not in known:
         near = difflib.get_close_matches(case_id, known, 5) or list(known)[:5]
         raise ConfigError(
-            f"the kit has no case {case_id} that attends", field="case", got=case_id, allowed=near,
+            f"the kit has no case {case_id} that attends",
+            field="case",
+            got=case_id,
+            allowed=near,
             remedy="`kvcore conform output=json` lists the ids of all cases",
-        )  # fmt: skip
+        )
     return known[case_id]
 
 
@@ -100,8 +100,10 @@ def _run(case: Case, place: Place) -> tuple[Scene, list[Result]]:
         if refused is not None:
             raise BackendUnsupportedError(
                 f"backend {name} does not serve {case.id}",
-                field=refused.field, got=refused.got, allowed=refused.allowed,
-            )  # fmt: skip
+                field=refused.field,
+                got=refused.got,
+                allowed=refused.allowed,
+            )
     context = Context(case, Instance(place))
     try:
         with torch.inference_mode():
@@ -109,14 +111,9 @@ def _run(case: Case, place: Place) -> tuple[Scene, list[Result]]:
             return scene, run_step(context, scene)
     except Refused as refused:
         raise BackendUnsupportedError(
-            f"backend {name} does not serve {case.id}",
-            field=refused.field, got=refused.got, allowed=refused.allowed,
-        ) from refused  # fmt: skip
+            f"backend {name} does not serve {case.id}", field=refused.field, got=refused.got, allowed=refused.allowed
+        ) from refused
     except CheckFailure as failure:
-        raise BackendError(
-            f"backend {name} fails {case.id}: {failure}", field="backend", got=name
-        ) from failure
+        raise BackendError(f"backend {name} fails {case.id}: {failure}", field="backend", got=name) from failure
     except Exception as error:  # a kernel may raise anything
-        raise BackendError(
-            f"backend {name} raised in {case.id}: {raised(error)}", field="backend", got=name
-        ) from error
+        raise BackendError(f"backend {name} raised in {case.id}: {raised(error)}", field="backend", got=name) from error

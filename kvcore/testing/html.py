@@ -23,9 +23,7 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto }
 def page(done: Conformance) -> str:
     """The whole page."""
     counts = "".join(
-        f"<tr><th>{escape(name)}</th>"
-        + "".join(f"<td>{n}</td>" for n in done.summary(name).values())
-        + "</tr>"
+        f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{n}</td>" for n in done.summary(name).values()) + "</tr>"
         for name in done.backends
     )
     heads = "".join(f"<th>{o}</th>" for o in done.summary())
@@ -66,8 +64,7 @@ def _cell(cell: MatrixCell | None) -> str:
 def _failures(done: Conformance) -> str:
     notes = [(r.backend, r.case.id, r.outcome, r.reason) for r in done.results if r.outcome != "passed"]
     rows = "".join(
-        f"<tr><td>{escape(b)}</td><td>{escape(i)}</td>"
-        f'<td class="{o}">{o}</td><td>{escape(str(why))}</td></tr>'
+        f'<tr><td>{escape(b)}</td><td>{escape(i)}</td><td class="{o}">{o}</td><td>{escape(str(why))}</td></tr>'
         for b, i, o, why in notes
     )
     parts = [

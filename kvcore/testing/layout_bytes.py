@@ -18,9 +18,17 @@ from kvcore.spec.layout import LayoutField
 
 Addresses = npt.NDArray[np.int64]
 _WIDTH = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1,
-    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
 
 
 def field_sizes(field: LayoutField, kernel_block_size: int) -> list[int]:
@@ -38,9 +46,7 @@ def field_bytes(field: LayoutField, kernel_block_size: int) -> int:
     return elements // 2 if field.dtype == "int4" else elements * _WIDTH[field.dtype]
 
 
-def field_starts(
-    fields: Sequence[LayoutField], kernel_block_size: int, alignment: int
-) -> tuple[list[int], int]:
+def field_starts(fields: Sequence[LayoutField], kernel_block_size: int, alignment: int) -> tuple[list[int], int]:
     """Where each field starts in a block-first kernel page, and the page's bytes."""
     starts, end = [], 0
     for field in fields:
@@ -77,9 +83,7 @@ def element_addresses(config: KVCacheConfig, cache: CacheId, name: str, slots: S
     return address
 
 
-def _along(
-    field: LayoutField, name: str, sizes: Sequence[int], steps: Sequence[int], index: Addresses
-) -> Addresses:
+def _along(field: LayoutField, name: str, sizes: Sequence[int], steps: Sequence[int], index: Addresses) -> Addresses:
     """Bytes that an index along a logical axis adds; split axes count like digits, outer part first."""
     total, rest = np.zeros_like(index), index
     for axis in range(len(sizes) - 1, -1, -1):
@@ -89,9 +93,7 @@ def _along(
     return total
 
 
-def field_place(
-    config: KVCacheConfig, group: KVCacheGroupSpec, owner: CacheId, index: int
-) -> tuple[int, int]:
+def field_place(config: KVCacheConfig, group: KVCacheGroupSpec, owner: CacheId, index: int) -> tuple[int, int]:
     """Byte of a field in kernel block 0, and bytes from one kernel block to the next."""
     layout = group.layout.layout
     ratio = group.block_size // group.kernel_block_size
@@ -125,9 +127,7 @@ class PagedBytes:
 
     def write(self, cache: CacheId, name: str, slots: Sequence[int], values: torch.Tensor) -> None:
         """Store `values` [slots, *logical axes], in the field's own dtype."""
-        self.memory[self.where(cache, name, slots)] = (
-            values.contiguous().view(torch.uint8).numpy().reshape(-1)
-        )
+        self.memory[self.where(cache, name, slots)] = values.contiguous().view(torch.uint8).numpy().reshape(-1)
 
     def read(self, cache: CacheId, name: str, slots: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """The elements of some slots, with the dtype and trailing shape of `like`."""

@@ -101,17 +101,22 @@ def attention(
             if len(seen):
                 for h in range(heads):
                     kv_head = h // (heads // k.shape[1])
-                    _one_head(
-                        rules, answer, row, h, i, seen, q_THD[row, h], k[seen, kv_head], v[seen, kv_head]
-                    )
+                    _one_head(rules, answer, row, h, i, seen, q_THD[row, h], k[seen, kv_head], v[seen, kv_head])
             row += 1
     return answer
 
 
 def _one_head(
-    rules: Rules, answer: Answer, row: int, h: int, i: int, seen: npt.NDArray[np.int_],
-    q_D: Array, k_nD: Array, v_nV: Array,
-) -> None:  # fmt: skip
+    rules: Rules,
+    answer: Answer,
+    row: int,
+    h: int,
+    i: int,
+    seen: npt.NDArray[np.int_],
+    q_D: Array,
+    k_nD: Array,
+    v_nV: Array,
+) -> None:
     score_n = rules.scale * (k_nD @ q_D)
     if rules.softcap is not None:
         score_n = rules.softcap * np.tanh(score_n / rules.softcap)

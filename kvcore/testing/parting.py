@@ -52,9 +52,7 @@ class Parting:
         """Whether nothing lay beyond the tolerance."""
         return self.first is None
 
-    def take(
-        self, a_THV: Array, b_THV: Array, tolerance_THV: Array, place: Callable[[int, int], Place]
-    ) -> None:
+    def take(self, a_THV: Array, b_THV: Array, tolerance_THV: Array, place: Callable[[int, int], Place]) -> None:
         """Compare one layer of one step.
 
         Args:
@@ -84,9 +82,4 @@ class Parting:
         found = None
         if self.first is not None:
             found = {**self.first._asdict(), "error": self.first_error, "tolerance": self.first_tolerance}
-        return {
-            "equal": self.equal,
-            "first": found,
-            "max_abs_error": self.max_abs_error,
-            "compared": self.compared,
-        }
+        return {"equal": self.equal, "first": found, "max_abs_error": self.max_abs_error, "compared": self.compared}

@@ -110,9 +110,7 @@ def plan_case(
     try:
         if case.placement == "slots":
             if elements:
-                group = plan(specs, offers, Budget(num_blocks=2), limits, block_size=case.block_size).configs[
-                    0
-                ]
+                group = plan(specs, offers, Budget(num_blocks=2), limits, block_size=case.block_size).configs[0]
                 stride = group.field_views(CacheId(0))[0].strides[0] // dtype(case.stored_dtype).bits * 8
                 needed = elements // stride // case.kernel_ratio + 64
             budget = Budget(num_blocks=needed)
@@ -123,11 +121,7 @@ def plan_case(
 
 
 def _packed(
-    specs: dict[CacheId, KVCacheSpec],
-    offers: dict[CacheId, LayoutOffer],
-    limits: Limits,
-    block_size: int,
-    needed: int,
+    specs: dict[CacheId, KVCacheSpec], offers: dict[CacheId, LayoutOffer], limits: Limits, block_size: int, needed: int
 ) -> KVCacheConfig:
     """The smallest packed arena, in powers of two, in which every group finds its blocks."""
     memory = 1 << 16

@@ -14,18 +14,32 @@ Memory = npt.NDArray[np.uint8]
 # Little-endian byte patterns by dtype: NaN (where there is one), Inf, and a large finite number. int8 has
 # neither NaN nor Inf: its most extreme code stands for both, and its scale fields carry the NaN.
 _NAN = {
-    "float64": b"\0\0\0\0\0\0\xf8\x7f", "float32": b"\0\0\xc0\x7f", "float16": b"\0\x7e",
-    "bfloat16": b"\xc0\x7f", "fp8_e4m3": b"\x7f", "fp8_e5m2": b"\x7f",
+    "float64": b"\0\0\0\0\0\0\xf8\x7f",
+    "float32": b"\0\0\xc0\x7f",
+    "float16": b"\0\x7e",
+    "bfloat16": b"\xc0\x7f",
+    "fp8_e4m3": b"\x7f",
+    "fp8_e5m2": b"\x7f",
     "int8": b"\x80",
-}  # fmt: skip
+}
 _INF = {
-    "float64": b"\0\0\0\0\0\0\xf0\x7f", "float32": b"\0\0\x80\x7f", "float16": b"\0\x7c",
-    "bfloat16": b"\x80\x7f", "fp8_e4m3": b"\x7f", "fp8_e5m2": b"\x7c", "int8": b"\x80",
-}  # fmt: skip
+    "float64": b"\0\0\0\0\0\0\xf0\x7f",
+    "float32": b"\0\0\x80\x7f",
+    "float16": b"\0\x7c",
+    "bfloat16": b"\x80\x7f",
+    "fp8_e4m3": b"\x7f",
+    "fp8_e5m2": b"\x7c",
+    "int8": b"\x80",
+}
 _EXTREME = {
-    "float64": b"\0\0\0\0\0\0\xd9\x40", "float32": b"\0\0\xc8\x46", "float16": b"\x40\x76",
-    "bfloat16": b"\xc8\x46", "fp8_e4m3": b"\x7e", "fp8_e5m2": b"\x78", "int8": b"\x7f",
-}  # fmt: skip
+    "float64": b"\0\0\0\0\0\0\xd9\x40",
+    "float32": b"\0\0\xc8\x46",
+    "float16": b"\x40\x76",
+    "bfloat16": b"\xc8\x46",
+    "fp8_e4m3": b"\x7e",
+    "fp8_e5m2": b"\x78",
+    "int8": b"\x7f",
+}
 PATTERNS = {"nan": _NAN, "inf": _INF, "extreme": _EXTREME}
 
 
@@ -54,11 +68,7 @@ def soften(memory: Memory, config: KVCacheConfig, group: KVCacheGroupSpec, block
 
 
 def _fill(
-    memory: Memory,
-    config: KVCacheConfig,
-    group: KVCacheGroupSpec,
-    blocks: Sequence[int],
-    codes: dict[str, bytes],
+    memory: Memory, config: KVCacheConfig, group: KVCacheGroupSpec, blocks: Sequence[int], codes: dict[str, bytes]
 ) -> None:
     """Every field of some blocks with the pattern of its dtype; a field of a kernel block is one run."""
     for cache in group.cache_ids:

@@ -16,8 +16,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="an installed backend that kvcore.testing.suite judges; repeatable; default: every one",
     )
     group.addoption(
-        "--kvcore-level",
-        choices=("quick", "full"),
-        default="quick",
-        help="how many cases kvcore.testing.suite runs",
+        "--kvcore-level", choices=("quick", "full"), default="quick", help="how many cases kvcore.testing.suite runs"
     )

@@ -78,9 +78,7 @@ def top(name: str) -> float:
     return float(values[np.isfinite(values)].max())
 
 
-def decode(
-    content: KVHeads | Latent, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None
-) -> Array:
+def decode(content: KVHeads | Latent, name: str, fields: Mapping[str, torch.Tensor], scale: Array | None) -> Array:
     """The float64 values [n, K, D] that stored fields stand for."""
     stored = fields[name]
     if isinstance(content, Latent):
@@ -97,9 +95,8 @@ def decode(
 
 
 def write_problem(
-    content: KVHeads | Latent, name: str, values_nKD: Array, fields: Mapping[str, torch.Tensor],
-    scale: Array | None,
-) -> str | None:  # fmt: skip
+    content: KVHeads | Latent, name: str, values_nKD: Array, fields: Mapping[str, torch.Tensor], scale: Array | None
+) -> str | None:
     """Why what a backend stored for `values_nKD` is not right, or None.
 
     Plain dtypes must agree bit for bit. Quantized ones must be as near as the format allows: a code may
@@ -152,6 +149,4 @@ def _nearest_fp8(name: str, wide: Array) -> np.typing.NDArray[np.uint8]:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    )
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

@@ -39,9 +39,15 @@ def seen_to_refuse(place: Place, case: Case, queries: Sequence[AttentionQuery]) 
     choice = BackendChoice(place.spec.name, options={place.spec.name: place.options})
     try:
         choose_backends(
-            caches, asked, place.facts, choice, registry, purpose="plan", block_size=case.block_size,
+            caches,
+            asked,
+            place.facts,
+            choice,
+            registry,
+            purpose="plan",
+            block_size=case.block_size,
             block_first_only=case.placement == "packed",
-        )  # fmt: skip
+        )
     except BackendUnsupportedError:
         return
     except KVCoreError as error:

@@ -101,9 +101,7 @@ class Conformance:
             "backends": [
                 {
                     "name": name,
-                    "rungs": sorted(
-                        {r.rung for r in self.of(name) if r.outcome != "skipped"}, key=RUNGS.index
-                    ),
+                    "rungs": sorted({r.rung for r in self.of(name) if r.outcome != "skipped"}, key=RUNGS.index),
                     "summary": self.summary(name),
                     "reason": self._reason(name),
                 }
@@ -177,14 +175,10 @@ def _names(backends: Sequence[str] | str) -> list[str]:
 
 def _broken(registry: Registry) -> dict[str, tuple[Outcome, str]]:
     """Backends that are declared but refused fail; plugins that cannot be loaded here are skipped."""
-    found: dict[str, tuple[Outcome, str]] = {
-        name: ("failed", reason) for name, reason in registry.refused.items()
-    }
+    found: dict[str, tuple[Outcome, str]] = {name: ("failed", reason) for name, reason in registry.refused.items()}
     for record in registry.plugins:
         if record.broken and not record.provides and record.name not in registry.backends:
-            found.setdefault(
-                record.name, ("skipped", f"plugin {record.name} ({record.origin}): {record.reason}")
-            )
+            found.setdefault(record.name, ("skipped", f"plugin {record.name} ({record.origin}): {record.reason}"))
     return found
 
 
@@ -196,15 +190,15 @@ def _something_ran(done: Conformance, where: Mapping[str, str]) -> None:
     if all(r.outcome in idle or (r.outcome == "passed" and r.case.level == "L0") for r in done.results):
         reason = next((r.reason for r in done.results if r.outcome in idle), None)
         raise BackendUnavailableError(
-            f"no case could run: {reason}", field="backend", got=", ".join(done.backends),
+            f"no case could run: {reason}",
+            field="backend",
+            got=", ".join(done.backends),
             remedy="install what is missing, or choose a backend that runs here and serves what was asked "
             "for (see `kvcore backends`)",
-        )  # fmt: skip
+        )
 
 
-def _reproduce(
-    done: Conformance, registry: Registry, options: Mapping[str, Any], facts: DeviceFacts | None
-) -> None:
+def _reproduce(done: Conformance, registry: Registry, options: Mapping[str, Any], facts: DeviceFacts | None) -> None:
     if not done.failed:
         return
     worst = reproducer.smallest(done.failed)

@@ -22,10 +22,7 @@ def smallest(failed: Sequence[CellResult]) -> CellResult:
 
     Backends that could not be asked at all come last: their reason says it all.
     """
-    return min(
-        failed,
-        key=lambda r: (_is_contract(r.case), r.case.level, r.case.cost, r.case.tokens, r.case.id),
-    )
+    return min(failed, key=lambda r: (_is_contract(r.case), r.case.level, r.case.cost, r.case.tokens, r.case.id))
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 40) -> Case:

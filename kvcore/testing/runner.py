@@ -100,9 +100,12 @@ def selected(
 def nothing_selected(where: Mapping[str, str]) -> ConfigError:
     """The error for a run without a case."""
     return ConfigError(
-        "no case was selected", field="where", got=dict(where) or None, allowed="values that a case has",
+        "no case was selected",
+        field="where",
+        got=dict(where) or None,
+        allowed="values that a case has",
         remedy="leave out a where.* key, or ask for level=full",
-    )  # fmt: skip
+    )
 
 
 def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
@@ -111,15 +114,19 @@ def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
 
 
 def _cells(
-    spec: type[BackendSpec], cases: Sequence[Case] | None, level: str, where: dict[str, str], options: Any,
-    facts: DeviceFacts, probe: bool, max_cost: int | None,
-) -> Iterator[CellResult]:  # fmt: skip
+    spec: type[BackendSpec],
+    cases: Sequence[Case] | None,
+    level: str,
+    where: dict[str, str],
+    options: Any,
+    facts: DeviceFacts,
+    probe: bool,
+    max_cost: int | None,
+) -> Iterator[CellResult]:
     name = str(getattr(spec, "name", spec))
     try:
         place, missing, rung = open_backend(spec, options, facts)
-        chosen = (
-            _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
-        )
+        chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
     except BackendError as error:
         yield CellResult(CONTRACT, name, "failed", "device", error.message)
         return

@@ -195,9 +195,13 @@ class Scene:
             for name in ("k", "v")
         )
         return attention(
-            rules or layer.rules(), layer.q.double().cpu().numpy(), keys, values,
-            [s.computed for s in seqs], [s.scheduled for s in seqs],
-        )  # fmt: skip
+            rules or layer.rules(),
+            layer.q.double().cpu().numpy(),
+            keys,
+            values,
+            [s.computed for s in seqs],
+            [s.scheduled for s in seqs],
+        )
 
     def _as_stored(self, layer: SceneLayer, name: str, s: int, count: int) -> Array:
         """Keys or values of a sequence: the first `count` as the cache holds them, the rest as given."""

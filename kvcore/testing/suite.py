@@ -20,9 +20,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = metafunc.config.getoption("--kvcore-backend") or sorted(installed().backends)
     if not names:
         raise UnknownBackendError(
-            "no backend is installed, so that there is nothing to judge", field="--kvcore-backend",
+            "no backend is installed, so that there is nothing to judge",
+            field="--kvcore-backend",
             remedy="install one, or repair its plugin (see `kvcore backends`)",
-        )  # fmt: skip
+        )
     level = metafunc.config.getoption("--kvcore-level")
     found = [(name, case) for name in names for case in cases_for(name, level)]
     ids = [f"{name}-{case.id}" for name, case in found]

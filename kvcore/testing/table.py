@@ -11,9 +11,7 @@ _MARKS = {"passed": "pass", "failed": "FAIL", "unsupported": "-", "skipped": "sk
 def text(done: Conformance, *, most_failures: int = 5) -> str:
     """Matrix, counts, the first failures of each backend, reproducer."""
     lines = [f"conformance, level {done.level}", "", *matrix_lines(done), ""]
-    lines += [
-        "pass: right on a device    pass(interpreter): our kernel, interpreted    -: declared unsupported,"
-    ]
+    lines += ["pass: right on a device    pass(interpreter): our kernel, interpreted    -: declared unsupported,"]
     lines += ["and seen to refuse    (emulated), (host): not proven    skip: cannot run here", ""]
     for name in done.backends:
         counts = ", ".join(f"{n} {outcome}" for outcome, n in done.summary(name).items() if n)
@@ -24,9 +22,7 @@ def text(done: Conformance, *, most_failures: int = 5) -> str:
             lines.append(f"  skipped: {reason}")
         modest = [r for r in done.of(name) if r.understated]
         if modest:
-            lines.append(
-                f"  understated: {len(modest)} refused cases would be right, such as {modest[0].case.id}"
-            )
+            lines.append(f"  understated: {len(modest)} refused cases would be right, such as {modest[0].case.id}")
     for name in done.backends:
         failed = [r for r in done.failed if r.backend == name]
         for result in failed[:most_failures]:

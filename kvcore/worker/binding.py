@@ -74,5 +74,6 @@ def _warn_of_unit_scales(layers: list[AttentionLayer]) -> None:
     if unit:
         log.warning(
             "%s caches of %d layers have no scales: 1.0 is used; cache.scales=token_head measures them",
-            unit[0].query.cache_dtype, len(unit),
-        )  # fmt: skip
+            unit[0].query.cache_dtype,
+            len(unit),
+        )

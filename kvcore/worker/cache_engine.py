@@ -27,9 +27,7 @@ class CacheEngine:
         poisoned: Blocks poisoned so far because their content died.
     """
 
-    def __init__(
-        self, config: KVCacheConfig, device: str, *, zero_new_blocks: bool, poison: bool = False
-    ) -> None:
+    def __init__(self, config: KVCacheConfig, device: str, *, zero_new_blocks: bool, poison: bool = False) -> None:
         self.config = config
         self.arena = Arena(config.total_bytes, device)
         self.zero_new_blocks = zero_new_blocks

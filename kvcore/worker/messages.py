@@ -76,13 +76,17 @@ class SchedulerOutput:
     def to_bytes(self) -> bytes:
         """This message as msgpack."""
         rows = [
-            (r.request_id, r.token_ids, r.num_computed, [tuple(_flat(d)) for d in r.deltas],
-             [tuple(s) for s in r.samples], r.keep_logits)
+            (
+                r.request_id,
+                r.token_ids,
+                r.num_computed,
+                [tuple(_flat(d)) for d in r.deltas],
+                [tuple(s) for s in r.samples],
+                r.keep_logits,
+            )
             for r in self.rows
-        ]  # fmt: skip
-        packed: bytes = msgpack.packb(
-            (self.step, rows, self.finished, self.copies, self.new_blocks, self.dead)
-        )
+        ]
+        packed: bytes = msgpack.packb((self.step, rows, self.finished, self.copies, self.new_blocks, self.dead))
         return packed
 
     @classmethod
@@ -93,8 +97,12 @@ class SchedulerOutput:
             step=step,
             rows=tuple(
                 ScheduledRow(
-                    name, tokens, computed, tuple(TableDelta(*d) for d in deltas),
-                    tuple(SampleAsk(*s) for s in samples), keep,
+                    name,
+                    tokens,
+                    computed,
+                    tuple(TableDelta(*d) for d in deltas),
+                    tuple(SampleAsk(*s) for s in samples),
+                    keep,
                 )
                 for name, tokens, computed, deltas, samples, keep in rows
             ),
@@ -102,7 +110,7 @@ class SchedulerOutput:
             copies=copies,
             new_blocks=new_blocks,
             dead=dead,
-        )  # fmt: skip
+        )
 
 
 def _flat(delta: TableDelta) -> tuple[int, int, tuple[int, ...]]:

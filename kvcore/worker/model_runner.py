@@ -57,14 +57,10 @@ class ModelRunner:
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
 
-    def bind(
-        self, config: KVCacheConfig, cache: CacheEngine, backends: Mapping[str, AttentionBackend]
-    ) -> None:
+    def bind(self, config: KVCacheConfig, cache: CacheEngine, backends: Mapping[str, AttentionBackend]) -> None:
         """Meet the cache: views, tables, buffers, attention groups. Called once."""
         self.cache = cache
-        self.binding: Binding = bind(
-            self.model.facts, config, cache.views, backends, self.model.attention_tensors
-        )
+        self.binding: Binding = bind(self.model.facts, config, cache.views, backends, self.model.attention_tensors)
         self.context = StepContext(self.binding.layers)
         self.kv_caches = [self.binding.layers[c].cache for c in sorted(self.binding.layers)]
         self.tables = BlockTables(
@@ -74,9 +70,7 @@ class ModelRunner:
             self.device,
             max_scheduled=self.limits.max_num_batched_tokens,
         )
-        self.builder = BatchBuilder(
-            config, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.device
-        )
+        self.builder = BatchBuilder(config, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.device)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
@@ -95,10 +89,7 @@ class ModelRunner:
                 self.tables.apply(group, row, delta)
         self.cache.before_step(output.copies, output.new_blocks, output.dead)
         batch = self.builder.build(
-            rows,
-            [len(r.token_ids) for r in output.rows],
-            [r.num_computed for r in output.rows],
-            self.tables,
+            rows, [len(r.token_ids) for r in output.rows], [r.num_computed for r in output.rows], self.tables
         )
         self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
         return batch
@@ -108,9 +99,11 @@ class ModelRunner:
         if row is None:
             if not self._free_rows:
                 raise IntegrityError(
-                    "more requests than rows", field="max_num_seqs", got=len(self._rows) + 1,
+                    "more requests than rows",
+                    field="max_num_seqs",
+                    got=len(self._rows) + 1,
                     allowed=self.limits.max_num_seqs,
-                )  # fmt: skip
+                )
             row = self._rows[scheduled.request_id] = self._free_rows.pop()
             self.tables.clear(row)
         return row

@@ -48,9 +48,7 @@ class MemorySnapshot:
     used: int
 
 
-def profile(
-    before: MemorySnapshot, loaded: MemorySnapshot, after: MemorySnapshot, graphs: int = 0
-) -> MemoryProfile:
+def profile(before: MemorySnapshot, loaded: MemorySnapshot, after: MemorySnapshot, graphs: int = 0) -> MemoryProfile:
     """The profile from three snapshots: before loading, with weights, after the largest step.
 
     Only growth of this process counts: what a neighbour on the device frees meanwhile can make `used`

@@ -69,9 +69,7 @@ class ShadowedRunner:
         self.second.stage(output)
         return self.first.execute(output)
 
-    def _look(
-        self, bound: BoundLayer, batch: Batch, inputs: Inputs, a: torch.Tensor, b: torch.Tensor
-    ) -> None:
+    def _look(self, bound: BoundLayer, batch: Batch, inputs: Inputs, a: torch.Tensor, b: torch.Tensor) -> None:
         cache_id = bound.layer.cache_id
         tolerance = self._bounds.tolerance(bound, batch, inputs, a)
         starts = batch.query_start_loc_host
@@ -166,9 +164,7 @@ class ShadowedContext(ForwardContext):
         return a
 
     @staticmethod
-    def _answer(
-        side: StepContext, cache_id: CacheId, inputs: Inputs, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _answer(side: StepContext, cache_id: CacheId, inputs: Inputs, sinks: torch.Tensor | None) -> torch.Tensor:
         """One side's answer; what its kernels raise names the backend and the layer."""
         try:
             return side.attend(cache_id, inputs["q"], inputs["k"], inputs["v"], sinks=sinks)
@@ -178,8 +174,10 @@ class ShadowedContext(ForwardContext):
             name = type(side.layers[cache_id].backend).__name__
             raise BackendError(
                 f"{name} raised in layer {cache_id.layer}: {type(error).__name__}: {error}",
-                field="backend", got=name, remedy="`kvcore conform` finds the smallest case that does so",
-            ) from error  # fmt: skip
+                field="backend",
+                got=name,
+                remedy="`kvcore conform` finds the smallest case that does so",
+            ) from error
 
 
 def _array(tensor: torch.Tensor) -> Array:

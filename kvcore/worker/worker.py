@@ -28,11 +28,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        registry: Registry,
-        sample: SampleTokens,
-        logits_sink: LogitsSink | None = None,
+        self, settings: WorkerSettings, registry: Registry, sample: SampleTokens, logits_sink: LogitsSink | None = None
     ) -> None:
         self.settings = settings
         self.registry = registry
@@ -53,9 +49,11 @@ class Worker:
         """Bytes for the arena by the memory profile: total x utilization less everything else in use."""
         if not self._readings:
             raise ConfigError(
-                "a CPU device has no memory profile", field="cache.memory", got="auto",
+                "a CPU device has no memory profile",
+                field="cache.memory",
+                got="auto",
                 remedy="give cache.memory or cache.num_blocks",
-            )  # fmt: skip
+            )
         torch.cuda.reset_peak_memory_stats(self.device)
         self._largest_step()
         torch.cuda.synchronize(self.device)

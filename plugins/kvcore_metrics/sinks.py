@@ -62,12 +62,7 @@ class PrometheusText:
     """
 
     def __init__(self, path: str) -> None:
-        from prometheus_client import (
-            CollectorRegistry,
-            Counter,
-            Gauge,
-            Histogram,
-        )  # late: only when asked for
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram  # late: only when asked for
 
         self._path = str(_checked("plugins.metrics.prometheus", path))
         self.registry = CollectorRegistry()

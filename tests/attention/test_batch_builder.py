@@ -73,9 +73,7 @@ def test_against_loops(data):
     owners = [row for row, n in zip(rows, scheduled, strict=True) for _ in range(n)]
     for group, (part, kernel) in enumerate(zip(batch.groups, (8, 4), strict=True)):
         assert part.kernel_block_size == kernel
-        slots = [
-            held[group][row][p // BLOCK] * BLOCK + p % BLOCK for row, p in zip(owners, positions, strict=True)
-        ]
+        slots = [held[group][row][p // BLOCK] * BLOCK + p % BLOCK for row, p in zip(owners, positions, strict=True)]
         assert part.slot_mapping_T.tolist() == slots
         firsts = [min(held[group][row]) * BLOCK // kernel for row in rows]
         assert part.first_block.tolist() == part.first_block_host.tolist() == firsts
@@ -114,8 +112,17 @@ def test_addresses_stay_over_many_steps():
         count = 1 + step % 3
         batch = builder.build(list(range(count)), [1 + step % 4] * count, [step % 50] * count, tables)
         part = batch.groups[1]
-        device = (batch.query_start_loc, batch.seq_lens, batch.num_computed, part.block_table_SN, part.counts,
-                  part.first_block, part.kv_lens, part.slot_mapping_T, builder.positions_T)  # fmt: skip
+        device = (
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.num_computed,
+            part.block_table_SN,
+            part.counts,
+            part.first_block,
+            part.kv_lens,
+            part.slot_mapping_T,
+            builder.positions_T,
+        )
         seen.add(tuple(t.data_ptr() for t in device))
     assert len(seen) == 1
 

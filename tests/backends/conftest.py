@@ -90,11 +90,7 @@ class Scene:
         spec, options = KVCacheSpec(content, Full()), TorchOptions(self.layout, self.kernel)
         offer = LayoutOffer("torch", tuple(TorchBackendSpec.layouts(spec, CPU, options)), 63)
         self.config = plan(
-            {CACHE: spec},
-            {CACHE: offer},
-            Budget(num_blocks=64),
-            Limits(256, 256, 16),
-            block_size=self.block_size,
+            {CACHE: spec}, {CACHE: offer}, Budget(num_blocks=64), Limits(256, 256, 16), block_size=self.block_size
         ).configs[0]
         self.arena = Arena(self.config.total_bytes)
         self.cache = field_tensors(self.arena, self.config, CACHE)
@@ -137,11 +133,7 @@ class Scene:
         block, offset = self.held[s][j // self.block_size], j % self.block_size
         kernel = block * group.ratio + offset // group.kernel_block_size
         offset %= group.kernel_block_size
-        return (
-            self.cache[field][kernel, offset]
-            if self.layout == "kv_first"
-            else self.cache[field][kernel, :, offset]
-        )
+        return self.cache[field][kernel, offset] if self.layout == "kv_first" else self.cache[field][kernel, :, offset]
 
     def _place_past(self):
         for s, (n, count) in enumerate(zip(self.lengths, self.scheduled, strict=True)):
@@ -179,18 +171,22 @@ class Scene:
         values = [v.to(cached).double().numpy() for v in self.v]
         slopes = None if self.slopes is None else self.slopes.float().double().numpy()
         sinks = None if self.sinks is None else self.sinks.float().double().numpy()
-        return oracle(
-            self.query, self.q.double().numpy(), keys, values, self.lengths, self.scheduled, slopes, sinks
-        )
+        return oracle(self.query, self.q.double().numpy(), keys, values, self.lengths, self.scheduled, slopes, sinks)
 
 
 def facts(**changes):
     """An `AttentionQuery` of small size; mask facts may be given by name."""
     mask = Mask(**{n: changes.pop(n) for n in ("causal", "window", "chunk") if n in changes})
     base = {
-        "content": "kv", "dtype": "float32", "cache_dtype": "float32", "num_heads": 4, "num_kv_heads": 2,
-        "head_dim": 8, "head_dim_v": 8, "mask": mask,
-    }  # fmt: skip
+        "content": "kv",
+        "dtype": "float32",
+        "cache_dtype": "float32",
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "head_dim_v": 8,
+        "mask": mask,
+    }
     return AttentionQuery(**(base | changes))
 
 

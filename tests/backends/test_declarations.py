@@ -20,9 +20,7 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Latent, Quant
 from kvcore.spec.retention import Full
 
-SPECS = {
-    s.name: s for s in (TorchBackendSpec, TritonBackendSpec, FlashAttnBackendSpec, FlashInferBackendSpec)
-}
+SPECS = {s.name: s for s in (TorchBackendSpec, TritonBackendSpec, FlashAttnBackendSpec, FlashInferBackendSpec)}
 CPU, ROCM = DeviceFacts("cpu"), DeviceFacts("rocm", arch="gfx942:sramecc+")
 
 
@@ -33,9 +31,15 @@ def cuda(major, minor=0):
 def query(**changes):
     mask = Mask(**{n: changes.pop(n) for n in ("causal", "window", "chunk") if n in changes})
     base = {
-        "content": "kv", "dtype": "bfloat16", "cache_dtype": "bfloat16", "num_heads": 32, "num_kv_heads": 8,
-        "head_dim": 128, "head_dim_v": 128, "mask": mask,
-    }  # fmt: skip
+        "content": "kv",
+        "dtype": "bfloat16",
+        "cache_dtype": "bfloat16",
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "mask": mask,
+    }
     return AttentionQuery(**(base | changes))
 
 
@@ -73,27 +77,49 @@ FACTS = {
 }
 # Which fact is refused, by backend; what is not listed is served.
 REFUSALS = {
-    "torch": {
-        "int4_token_head": "cache_dtype", "latent": "content", "graph_capture": "graph_capture",
-    },
+    "torch": {"int4_token_head": "cache_dtype", "latent": "content", "graph_capture": "graph_capture"},
     "triton": {
-        "float64": "dtype", "float16_cache": "cache_dtype", "int4_token_head": "cache_dtype",
-        "latent": "content", "graph_capture": "graph_capture",
+        "float64": "dtype",
+        "float16_cache": "cache_dtype",
+        "int4_token_head": "cache_dtype",
+        "latent": "content",
+        "graph_capture": "graph_capture",
     },
     "flash_attn": {
-        "chunk": "chunk", "sinks": "sinks", "unlike_dims": "unlike_dims", "head_dim_100": "head_dim",
-        "head_dim_512": "head_dim", "float32": "dtype", "float64": "dtype", "float16_cache": "cache_dtype",
-        "fp8_tensor": "cache_dtype", "fp8_head": "cache_dtype", "int8_token_head": "cache_dtype",
-        "int4_token_head": "cache_dtype", "latent": "content", "graph_capture": "graph_capture",
+        "chunk": "chunk",
+        "sinks": "sinks",
+        "unlike_dims": "unlike_dims",
+        "head_dim_100": "head_dim",
+        "head_dim_512": "head_dim",
+        "float32": "dtype",
+        "float64": "dtype",
+        "float16_cache": "cache_dtype",
+        "fp8_tensor": "cache_dtype",
+        "fp8_head": "cache_dtype",
+        "int8_token_head": "cache_dtype",
+        "int4_token_head": "cache_dtype",
+        "latent": "content",
+        "graph_capture": "graph_capture",
     },
     "flashinfer": {
-        "window_bidirectional": "window", "chunk": "chunk", "alibi": "alibi", "sinks": "sinks",
-        "unlike_dims": "head_dim", "head_dim_80": "head_dim", "head_dim_100": "head_dim",
-        "head_dim_512": "head_dim", "float32": "dtype", "float64": "dtype", "float16_cache": "cache_dtype",
-        "fp8_head": "quant", "int8_token_head": "cache_dtype", "int4_token_head": "cache_dtype",
-        "latent": "content", "graph_capture": "graph_capture",
+        "window_bidirectional": "window",
+        "chunk": "chunk",
+        "alibi": "alibi",
+        "sinks": "sinks",
+        "unlike_dims": "head_dim",
+        "head_dim_80": "head_dim",
+        "head_dim_100": "head_dim",
+        "head_dim_512": "head_dim",
+        "float32": "dtype",
+        "float64": "dtype",
+        "float16_cache": "cache_dtype",
+        "fp8_head": "quant",
+        "int8_token_head": "cache_dtype",
+        "int4_token_head": "cache_dtype",
+        "latent": "content",
+        "graph_capture": "graph_capture",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -137,10 +163,7 @@ def test_devices_that_need_not_be_here(name, device, options, served):
     assert (spec.unsupported_device(device, spec.Config(**options)) is None) == served
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "asked"),
-    [],
-)
+@pytest.mark.parametrize(("name", "options", "asked"), [])
 def test_kernels_that_are_not_built_say_so(name, options, asked):
     spec = SPECS[name]
     plain = spec.unavailable(spec.Config())
@@ -190,8 +213,7 @@ def test_kv_first_is_an_error_where_it_cannot_be(content):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"layout": "nhd"}, {"kernel_block_size": 0}, {"kernel_block_size": True}, {"kernel_block_size": 1.5}],
+    "options", [{"layout": "nhd"}, {"kernel_block_size": 0}, {"kernel_block_size": True}, {"kernel_block_size": 1.5}]
 )
 def test_bad_options_of_torch(options):
     with pytest.raises(ConfigError, match=r"backends\.torch\."):
@@ -200,23 +222,22 @@ def test_bad_options_of_torch(options):
 
 def test_layouts_of_the_others():
     assert [x[::2] for x in layouts("triton", PLAIN)] == [
-        ("nhd", "multiples of 16"), ("hnd", "multiples of 16"), ("kv_first", "multiples of 16")
-    ]  # fmt: skip
+        ("nhd", "multiples of 16"),
+        ("hnd", "multiples of 16"),
+        ("kv_first", "multiples of 16"),
+    ]
     assert [x[0] for x in layouts("triton", SCALED)] == ["nhd", "hnd"]
     assert [x[::2] for x in layouts("flash_attn", PLAIN)] == [
-        ("nhd", "multiples of 256"), ("kv_first", "multiples of 256")
-    ]  # fmt: skip
-    assert [x[::2] for x in layouts("flashinfer", PLAIN)] == [
-        ("nhd", "16 or 32 or 64"), ("hnd", "16 or 32 or 64")
-    ]  # fmt: skip
+        ("nhd", "multiples of 256"),
+        ("kv_first", "multiples of 256"),
+    ]
+    assert [x[::2] for x in layouts("flashinfer", PLAIN)] == [("nhd", "16 or 32 or 64"), ("hnd", "16 or 32 or 64")]
     for name in ("triton", "flash_attn", "flashinfer"):
         assert layouts(name, Latent(8, 4)) == []
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(
-    "content", [PLAIN, UNLIKE, SCALED, KVHeads(2, 64, dtype="fp8_e4m3", quant=Quant("tensor"))]
-)
+@pytest.mark.parametrize("content", [PLAIN, UNLIKE, SCALED, KVHeads(2, 64, dtype="fp8_e4m3", quant=Quant("tensor"))])
 def test_every_offer_holds_its_content(name, content):
     spec = SPECS[name]
     for option in spec.layouts(KVCacheSpec(content, Full()), CPU, spec.Config()):

@@ -91,9 +91,7 @@ def test_large_scores_do_not_overflow(scene, lse):
         close(found, want_lse, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "feature", ["softcap", "alibi", "sinks", "scale", "window", "chunk", "bidirectional"]
-)
+@pytest.mark.parametrize("feature", ["softcap", "alibi", "sinks", "scale", "window", "chunk", "bidirectional"])
 def test_the_feature_has_an_effect(scene, feature):
     query = dict(FEATURES[feature])
     plain, used = scene().run()[0], scene(query).run()[0]
@@ -133,9 +131,7 @@ def _without_front(batch, count):
 def test_a_later_token_that_is_not_finite_spoils_no_earlier_query(scene, layout, bad):
     s = scene({"lse": True, "window": 6}, layout=layout, lengths=(30,), scheduled=(20,), first_blocks=(0,))
     clean, _ = s.run()
-    dirty = scene(
-        {"lse": True, "window": 6}, layout=layout, lengths=(30,), scheduled=(20,), first_blocks=(0,)
-    )
+    dirty = scene({"lse": True, "window": 6}, layout=layout, lengths=(30,), scheduled=(20,), first_blocks=(0,))
     dirty.k[0][17] = torch.nan
     dirty.v[0][17] = bad
     out, lse = dirty.run()
@@ -269,9 +265,7 @@ def check_random(scene, data):
 
 
 # The fixture only makes scenes: nothing lives from one example to the next.
-random_scenes = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+random_scenes = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @random_scenes

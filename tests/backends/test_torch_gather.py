@@ -33,10 +33,7 @@ def test_any_strides(strides, head_first, dtype):
     field_NKPD = raw.as_strided((BLOCKS, HEADS, SIZE, DIM), steps, 3)
     sequence = Sequence(torch.tensor([4, 0, 5, 4]), slice(1, 14), ())
     got = gather(
-        field_NKPD if head_first else field_NKPD.transpose(1, 2),
-        sequence,
-        torch.float64,
-        head_first=head_first,
+        field_NKPD if head_first else field_NKPD.transpose(1, 2), sequence, torch.float64, head_first=head_first
     )
     want = torch.empty(HEADS, 13, DIM, dtype=torch.float64)
     for token in range(1, 14):

@@ -70,10 +70,12 @@ def test_values_that_are_not_finite_cost_only_where_they_are(scene, monkeypatch,
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "wide"),
     [
-        ("float32", "float32", torch.float32), ("bfloat16", "float16", torch.float32),
-        ("float64", "float32", torch.float64), ("float32", "float64", torch.float64),
+        ("float32", "float32", torch.float32),
+        ("bfloat16", "float16", torch.float32),
+        ("float64", "float32", torch.float64),
+        ("float32", "float64", torch.float64),
     ],
-)  # fmt: skip
+)
 def test_sums_are_as_wide_as_promised(scene, monkeypatch, dtype, cache_dtype, wide):
     found = spied(monkeypatch, backend, "attend_tile")
     scene({"dtype": dtype, "cache_dtype": cache_dtype}, **STEP).run()
@@ -138,21 +140,13 @@ def test_rows_beyond_the_tokens_of_the_step_are_not_written(scene):
     assert torch.equal(s.slot("v", 1, 16), s.v[1][16])
 
 
-ORDERS = {
-    "head_first": ("head", "token", "dim"),
-    "token_first": ("token", "head", "dim"),
-    "other": ("dim", "token"),
-}
+ORDERS = {"head_first": ("head", "token", "dim"), "token_first": ("token", "head", "dim"), "other": ("dim", "token")}
 
 
-@pytest.mark.parametrize(
-    ("k", "v"), [("head_first", "token_first"), ("other", "head_first"), ("head_first", "other")]
-)
+@pytest.mark.parametrize(("k", "v"), [("head_first", "token_first"), ("other", "head_first"), ("head_first", "other")])
 def test_layouts_that_it_cannot_read_are_refused(k, v):
     fields = tuple(
-        LayoutField(
-            name, tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order]), "float32"
-        )
+        LayoutField(name, tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order]), "float32")
         for name, order in (("k", k), ("v", v), ("k_scale", "other"))
     )
     with pytest.raises(BackendUnsupportedError) as error:
@@ -167,9 +161,11 @@ def test_layouts_that_it_cannot_read_are_refused(k, v):
 def test_fields_of_scales_do_not_say_how_keys_lie(order):
     axes = tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order])
     fields = (
-        LayoutField("k", axes, "int8"), LayoutField("v", axes, "int8"),
-        LayoutField("k_scale", axes[:2], "float32"), LayoutField("v_scale", axes[:2], "float32"),
-    )  # fmt: skip
+        LayoutField("k", axes, "int8"),
+        LayoutField("v", axes, "int8"),
+        LayoutField("k_scale", axes[:2], "float32"),
+        LayoutField("v_scale", axes[:2], "float32"),
+    )
     assert backend._head_first(SizedLayout(PageLayout("quantized", fields), 8)) == (order == "head_first")
 
 

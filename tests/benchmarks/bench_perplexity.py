@@ -22,8 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 QUESTIONS = ROOT / "tests" / "data" / "mt_bench_questions.jsonl"
 # (cache.dtype, cache.scales)
-FORMATS = (("float32", None), ("bfloat16", None), ("int8", "token_head"), ("fp8_e4m3", "tensor"),
-           ("fp8_e4m3", "token_head"), ("fp8_e5m2", "tensor"), ("fp8_e5m2", "token_head"))  # fmt: skip
+FORMATS = (
+    ("float32", None),
+    ("bfloat16", None),
+    ("int8", "token_head"),
+    ("fp8_e4m3", "tensor"),
+    ("fp8_e4m3", "token_head"),
+    ("fp8_e5m2", "tensor"),
+    ("fp8_e5m2", "token_head"),
+)
 BEGIN, END = "<!-- perplexity: begin -->", "<!-- perplexity: end -->"
 
 
@@ -46,9 +53,17 @@ def perplexity(ids: list[list[int]], dtype: str, scales: str | None) -> tuple[fl
     """(perplexity, predicted tokens) through the torch backend with this cache."""
     from kvcore import LLM
 
-    overrides = ["model=smollm2-135m", "model.dtype=float32", "backend=torch", "device=cpu",
-                 f"cache.dtype={dtype}", "cache.memory=256MiB", "cache.prefix_caching=false",
-                 "engine.max_model_len=2048", "engine.max_num_batched_tokens=512"]  # fmt: skip
+    overrides = [
+        "model=smollm2-135m",
+        "model.dtype=float32",
+        "backend=torch",
+        "device=cpu",
+        f"cache.dtype={dtype}",
+        "cache.memory=256MiB",
+        "cache.prefix_caching=false",
+        "engine.max_model_len=2048",
+        "engine.max_num_batched_tokens=512",
+    ]
     llm = LLM(*overrides, *([f"cache.scales={scales}"] if scales else []))
     total, count = 0.0, 0
     for text in ids:
@@ -68,9 +83,7 @@ def page(rows: list[dict[str, object]]) -> str:
         "|---|---|---:|---:|",
     ]
     for r in rows:
-        lines.append(
-            f"| {r['dtype']} | {r['scales'] or '-'} | {r['perplexity']:.4f} | {r['increase']:+.3%} |"
-        )
+        lines.append(f"| {r['dtype']} | {r['scales'] or '-'} | {r['perplexity']:.4f} | {r['increase']:+.3%} |")
     return "\n".join(lines)
 
 
@@ -87,8 +100,16 @@ def main() -> None:
         begun = time.monotonic()
         found, count = perplexity(ids, dtype, scales)
         base = base or found
-        rows.append({"dtype": dtype, "scales": scales, "perplexity": found, "increase": found / base - 1,
-                     "tokens": count, "seconds": round(time.monotonic() - begun, 1)})  # fmt: skip
+        rows.append(
+            {
+                "dtype": dtype,
+                "scales": scales,
+                "perplexity": found,
+                "increase": found / base - 1,
+                "tokens": count,
+                "seconds": round(time.monotonic() - begun, 1),
+            }
+        )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(json.dumps(rows))
     if asked.page:

@@ -14,8 +14,11 @@ BASE = {"heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "float32"}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    shapes = [Shape(2, 40, **BASE), Shape(1, 24, 24, **BASE),
-              Shape(2, 40, **BASE, cache_dtype="int8", quant="token_head")]  # fmt: skip
+    shapes = [
+        Shape(2, 40, **BASE),
+        Shape(1, 24, 24, **BASE),
+        Shape(2, 40, **BASE, cache_dtype="int8", quant="token_head"),
+    ]
     monkeypatch.setattr(rows, "small_shapes", lambda what, dtype: shapes)
     monkeypatch.setattr(timing, "copy_bandwidth", lambda device, nbytes: 1e9)
     monkeypatch.setitem(bench.ROUNDS, "cpu", 1)
@@ -93,8 +96,11 @@ def test_candidates_by_shape(monkeypatch):
     sdpa = "sdpa, contiguous"
     assert peers.candidates(Shape(1, 16, **half), "cuda") == (sdpa, "flash_attn", "flashinfer")
     assert peers.candidates(Shape(1, 16, 16, **half), "cuda") == (sdpa, "flash_attn")
-    for shape, device in ((Shape(1, 16, **half), "cpu"), (Shape(1, 16, **BASE), "cuda"),
-                          (Shape(1, 16, **half, **quantized), "cuda")):  # fmt: skip
+    for shape, device in (
+        (Shape(1, 16, **half), "cpu"),
+        (Shape(1, 16, **BASE), "cuda"),
+        (Shape(1, 16, **half, **quantized), "cuda"),
+    ):
         assert peers.candidates(shape, device) == (sdpa,)
 
 

@@ -31,9 +31,7 @@ def call(capsys):
 
 
 def test_plan_prints_one_json_document_with_every_promised_field(call):
-    status, out, err = call(
-        "plan", "device=cpu", "cache.memory=1GiB", "plan.lengths=[100,8192]", "output=json"
-    )
+    status, out, err = call("plan", "device=cpu", "cache.memory=1GiB", "plan.lengths=[100,8192]", "output=json")
     plan = json.loads(out)
     assert (status, err) == (0, "")
     # One token: 30 layers x (k and v) x 3 heads x 64 x 4 bytes. One block of 16 tokens: 16 times that.
@@ -45,13 +43,29 @@ def test_plan_prints_one_json_document_with_every_promised_field(call):
     assert plan["max_concurrency"] == 2
     assert plan["num_large_pages"] is None
     promised = {
-        "placement", "large_page_bytes", "tokens", "fits", "max_model_len_fits", "waste_fraction", "groups",
-        "tensors", "ranks", "explain",
-    }  # fmt: skip
+        "placement",
+        "large_page_bytes",
+        "tokens",
+        "fits",
+        "max_model_len_fits",
+        "waste_fraction",
+        "groups",
+        "tensors",
+        "ranks",
+        "explain",
+    }
     assert promised <= set(plan)
     group = plan["groups"][0]
-    assert {"kind", "layers", "block_size", "kernel_block_size", "page_bytes", "block_stride", "num_blocks",
-            "blocks_per_request"} <= set(group)  # fmt: skip
+    assert {
+        "kind",
+        "layers",
+        "block_size",
+        "kernel_block_size",
+        "page_bytes",
+        "block_stride",
+        "num_blocks",
+        "blocks_per_request",
+    } <= set(group)
 
 
 @pytest.mark.parametrize("memory", ["1KiB", "100MiB"])
@@ -83,8 +97,11 @@ def test_run_refuses_a_cache_too_small_with_the_bytes_needed_and_the_length_that
         (["run", "backend=triton", "device=cpu"], "BackendUnsupportedError", "triton.interpret=true"),
         (["run", "cache.placement=packed"], "NotBuiltError", "cache.placement"),
         (["run", "cache.dtype=int4"], "BackendUnsupportedError", "int4"),
-        (["plan", "device=h100-80gb", "backend=flash_attn", "cache.block_size=24"], "BackendUnsupportedError",
-         "multiples of 256"),
+        (
+            ["plan", "device=h100-80gb", "backend=flash_attn", "cache.block_size=24"],
+            "BackendUnsupportedError",
+            "multiples of 256",
+        ),
         (["plan", "model.path=/nowhere/at/all"], "ModelError", "/nowhere/at/all"),
         (["plan", "cache.block_size=0"], "ConfigError", "cache.block_size"),
         (["plan", "parallel.tensor=2"], "NotBuiltError", "parallel.tensor"),
@@ -100,7 +117,7 @@ def test_run_refuses_a_cache_too_small_with_the_bytes_needed_and_the_length_that
         (["replay", "trace=x"], "NotBuiltError", "replay"),
         (["plna"], "ConfigError", "did you mean plan"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_status_2_one_line_and_the_same_as_json(call, argv, kind, says):
     status, out, err = call(*argv)
     assert (status, out) == (2, "")
@@ -143,13 +160,7 @@ def test_plugins_and_env_tell_states_and_versions(call):
 
 
 def test_layout_draws_what_its_data_says(call):
-    argv = [
-        "layout",
-        "device=cpu",
-        "cache.num_blocks=10",
-        "cache.block_size=32",
-        "backends.torch.kernel_block_size=16",
-    ]
+    argv = ["layout", "device=cpu", "cache.num_blocks=10", "cache.block_size=32", "backends.torch.kernel_block_size=16"]
     status, out, _ = call(*argv, "output=json")
     data = json.loads(out)
     assert status == 0
@@ -199,12 +210,7 @@ def test_an_unexpected_exception_is_told_as_a_bug(call, monkeypatch):
 def test_help_of_a_command_lists_keys_of_installed_backends(call):
     status, out, _ = call("run", "--help")
     assert status == 0
-    for text in (
-        "--prompt",
-        "backends.triton.interpret: bool = False",
-        "plugins.metrics.jsonl",
-        "sampling.top_p",
-    ):
+    for text in ("--prompt", "backends.triton.interpret: bool = False", "plugins.metrics.jsonl", "sampling.top_p"):
         assert text in out
     assert "sampling.top_p" not in call("plan", "-h")[1]
     assert call()[0] == 0
@@ -232,9 +238,7 @@ def test_prompts_come_from_flags_then_the_file(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match="no prompts"):
         gather([], str(file))
     seen = []
-    monkeypatch.setattr(
-        run, "execute", lambda job: seen.append(job.prompts) or SimpleNamespace(text="", status=0)
-    )
+    monkeypatch.setattr(run, "execute", lambda job: seen.append(job.prompts) or SimpleNamespace(text="", status=0))
     monkeypatch.setattr(sys, "stdin", io.StringIO("from standard input\n"))
     assert main(["run", "--prompt", "a=b, +c", "--prompt=d", "-", "device=cpu"]) == 0
     assert seen == [("a=b, +c", "d", "from standard input")]
@@ -258,9 +262,7 @@ print(status, heavy, file=sys.stderr)
 )
 def test_help_and_plan_load_nothing_heavy(argv, heavy):
     code = LIGHT.format(argv=argv, heavy=heavy)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip().splitlines()[-1] == "0 []"
 
 

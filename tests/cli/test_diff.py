@@ -38,9 +38,7 @@ class WrongAnswer(TorchBackend):
         self.batch = batch
         return super().prepare(batch, group)
 
-    def attend(
-        self, layer: Any, query: Any, fresh: Any, cache: Any, metadata: Any, out: Any, lse: Any = None
-    ) -> None:
+    def attend(self, layer: Any, query: Any, fresh: Any, cache: Any, metadata: Any, out: Any, lse: Any = None) -> None:
         super().attend(layer, query, fresh, cache, metadata, out, lse)
         starts, computed = self.batch.query_start_loc_host, self.batch.num_computed_host
         for s in range(self.batch.num_seqs):
@@ -118,9 +116,10 @@ def test_two_right_backends_agree_on_a_model(model: str, registry: Registry, whe
 def test_blocks_of_unlike_kernel_size_and_preemption(registry: Registry, where: Path) -> None:
     """The second side works in kernel blocks of its own; five blocks make the first preempt."""
     settings = engine_settings(
-        tiny_model("llama", where), **{**LIMITS, "num_blocks": 7, "block_size": 16, "max_model_len": 64},
+        tiny_model("llama", where),
+        **{**LIMITS, "num_blocks": 7, "block_size": 16, "max_model_len": 64},
         options={"torch": {"kernel_block_size": 4}},
-    )  # fmt: skip
+    )
     prompts = tuple((10 + i, 20 + i, 30 + i) * 9 for i in range(3))
     parting = diff_model(settings, ("torch", "example"), registry, prompts, SamplingParams(max_tokens=20))
     assert parting.equal
@@ -173,8 +172,11 @@ def test_one_batch_from_the_command_line(call: Any) -> None:
     # Two decodes, then a prefill: the fourth token of the step is position 1 of sequence 2.
     assert (status, document["equal"]) == (1, False)
     assert {k: document["first"][k] for k in ("layer", "token", "head", "sequence")} == {
-        "layer": 0, "token": 1, "head": 0, "sequence": 2,
-    }  # fmt: skip
+        "layer": 0,
+        "token": 1,
+        "head": 0,
+        "sequence": 2,
+    }
 
 
 def test_the_default_model_from_the_command_line(call: Any) -> None:

@@ -21,10 +21,18 @@ from kvcore.registry.records import PluginSource
 
 GiB = 1 << 30
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
-    "vocab_size": 256, "max_position_embeddings": 4096, "torch_dtype": "float16",
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float16",
+}
 
 
 def settings_of(*overrides, purpose="plan"):
@@ -57,9 +65,7 @@ def test_with_a_path_the_preset_no_longer_counts_but_keys_given_by_hand_do(model
     assert built.settings.facts.dtype == "float16"  # not the preset's float32 on a CPU
     assert built.settings.facts.weight_bytes is None
     assert (built.chat, built.model) == (False, "my-model")
-    built = settings_of(
-        f"model.path={model}/config.json", "model.weight_bytes=1MB", "chat=true", "device=cpu"
-    )
+    built = settings_of(f"model.path={model}/config.json", "model.weight_bytes=1MB", "chat=true", "device=cpu")
     assert (built.settings.facts.weight_bytes, built.chat, built.model) == (10**6, True, "my-model")
 
 
@@ -149,9 +155,7 @@ def test_a_plan_follows_from_settings_alone():
     assert plan.fits
     assert plan.as_dict()["bytes_per_token"] == 30 * 2 * 3 * 64 * 4
     assert selection.classes[0].chosen.name == "torch"
-    smaller, _ = prepare_plan(
-        settings_of("device=cpu", "cache.num_blocks=512").settings, installed(), purpose="plan"
-    )
+    smaller, _ = prepare_plan(settings_of("device=cpu", "cache.num_blocks=512").settings, installed(), purpose="plan")
     assert not smaller.fits
 
 
@@ -177,10 +181,7 @@ def test_a_preset_of_a_backend_sets_its_options_and_a_key_wins_over_it():
     assert options["torch"].layout == "hnd"
 
 
-@given(
-    st.integers(0, 10**6),
-    st.sampled_from([("KiB", 2**10), ("mib", 2**20), ("GiB", 2**30), ("GB", 10**9), ("", 1)]),
-)
+@given(st.integers(0, 10**6), st.sampled_from([("KiB", 2**10), ("mib", 2**20), ("GiB", 2**30), ("GB", 10**9), ("", 1)]))
 def test_sizes_are_exact(count, unit):
     name, factor = unit
     assert parse_bytes("k", f"{count}{name}") == count * factor
@@ -220,12 +221,7 @@ def test_the_driver_tells_name_capability_and_memory(monkeypatch):
     monkeypatch.setattr(devices, "_torch_build", lambda: "cuda")
     monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: driver)
     facts = devices.device_facts(DeviceKeys(preset="auto"))
-    assert (facts.kind, facts.name, facts.capability, facts.memory_bytes) == (
-        "cuda",
-        "NVIDIA L4",
-        (8, 9),
-        23 * GiB,
-    )
+    assert (facts.kind, facts.name, facts.capability, facts.memory_bytes) == ("cuda", "NVIDIA L4", (8, 9), 23 * GiB)
     driver.cuInit = lambda flags: 100  # CUDA_ERROR_NO_DEVICE
     assert devices.device_facts(DeviceKeys(preset="auto")).kind == "cpu"
 

@@ -15,14 +15,7 @@ from kvcore.config.home import conf_dir, presets
 from kvcore.config.keys import all_keys
 from kvcore.config.overrides import parse
 from kvcore.config.sweep import expand
-from kvcore.errors import (
-    ConfigError,
-    KVCoreError,
-    NotBuiltError,
-    PluginError,
-    UnknownBackendError,
-    UnknownKeyError,
-)
+from kvcore.errors import ConfigError, KVCoreError, NotBuiltError, PluginError, UnknownBackendError, UnknownKeyError
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import load
 from kvcore.registry.records import PluginSource
@@ -76,19 +69,13 @@ ACME = registry_of(backend("acme", Config), broken=True)
 
 def test_defaults_need_no_override():
     config = compose([], ACME).config
-    assert (config.cache.block_size, config.engine.max_num_seqs, config.sampling.max_tokens) == (
-        "auto",
-        256,
-        64,
-    )
+    assert (config.cache.block_size, config.engine.max_num_seqs, config.sampling.max_tokens) == ("auto", 256, 64)
     assert config.model.geometry["num_hidden_layers"] == 30
     assert config.device.preset == "auto"
 
 
 def test_options_of_a_third_party_are_typed_without_any_yaml():
-    options = compose(["backends.acme.num_splits=8", "backends.acme.inner.depth=3"], ACME).config.backends[
-        "acme"
-    ]
+    options = compose(["backends.acme.num_splits=8", "backends.acme.inner.depth=3"], ACME).config.backends["acme"]
     assert options == Config(num_splits=8, inner=Inner(3))
     with pytest.raises(ConfigError) as caught:
         compose(["backends.acme.num_splits=many"], ACME)
@@ -210,8 +197,11 @@ def test_keys_are_listed_with_type_default_and_help():
 
 def test_sweeps_expand_with_hydras_grammar():
     assert expand(["a=1,2", "b=x", "c=range(0,2)"]) == [
-        ["a=1", "b=x", "c=0"], ["a=1", "b=x", "c=1"], ["a=2", "b=x", "c=0"], ["a=2", "b=x", "c=1"],
-    ]  # fmt: skip
+        ["a=1", "b=x", "c=0"],
+        ["a=1", "b=x", "c=1"],
+        ["a=2", "b=x", "c=0"],
+        ["a=2", "b=x", "c=1"],
+    ]
     ((first,), (second,)) = expand(["a=choice('x,y',z)"])
     assert [parse([text])[0].value() for text in (first, second)] == ["x,y", "z"]
     assert expand([]) == [[]]

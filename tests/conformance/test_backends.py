@@ -29,9 +29,7 @@ def fail_together(results):
 @pytest.mark.parametrize("name", NAMES)
 def test_conformance(name):
     cases = selected(name)
-    results = run(
-        name, cases if rung(name) == "device" else cover(cases), probe_refused=rung(name) == "device"
-    )
+    results = run(name, cases if rung(name) == "device" else cover(cases), probe_refused=rung(name) == "device")
     fail_together(results)
     ran = [r for r in results if r.case.level != "L0" and r.outcome != "skipped"]
     if not ran:

@@ -46,8 +46,7 @@ def test_the_catalogue(level):
 def test_names_do_not_depend_on_the_base():
     """A backend whose blocks have at least 256 tokens is asked under the same names."""
     small, large = (
-        {c.id for c in all_cases("full", base) if not c.id.count("=")}
-        for base in (Base(), Base("float16", 64, 256))
+        {c.id for c in all_cases("full", base) if not c.id.count("=")} for base in (Base(), Base("float16", 64, 256))
     )
     assert small == large
 
@@ -88,9 +87,7 @@ def shows(case):
         for name, rules in without_each_feature(layer.rules(), q.head_dim).items():
             other = scene.answer(layer, exact_fresh=True, rules=rules)
             off = np.abs(other.out_THV - answer.out_THV) > 2 * tolerance
-            visible = bool(off.any()) or bool(
-                (np.abs(other.lse_TH - answer.lse_TH) > 2 * lse).any() and q.lse
-            )
+            visible = bool(off.any()) or bool((np.abs(other.lse_TH - answer.lse_TH) > 2 * lse).any() and q.lse)
             found[name] = found.get(name, True) and visible
     return found
 
@@ -110,9 +107,14 @@ def context_rules(case):
 
     one = np.ones(case.num_heads)
     return Rules(
-        case.query().softmax_scale, case.causal, case.window, case.chunk, case.softcap,
-        one if case.alibi else None, one if case.sinks else None,
-    )  # fmt: skip
+        case.query().softmax_scale,
+        case.causal,
+        case.window,
+        case.chunk,
+        case.softcap,
+        one if case.alibi else None,
+        one if case.sinks else None,
+    )
 
 
 def test_every_feature_has_an_effect():

@@ -47,20 +47,26 @@ def outcome(case, where, meddle):
         ("L2.attend.sinks=true.decode", "attend", lambda s, x, f, b: x.sinks.fill_(-50.0), "sinks"),
         ("L2.attend.alibi=true.decode", "attend", lambda s, x, f, b: x.alibi_slopes.zero_(), "alibi_slopes"),
         ("L2.attend.alibi=true.decode", "prepare", lambda s, x, f, b: x.alibi_slopes.zero_(), "alibi_slopes"),
-        ("L2.attend.cache_dtype=fp8_e4m3_tensor.scale=0.3.mixed", "write",
-         lambda s, x, f, b: x.k_scale.fill_(1.0), "k_scale"),
-        ("L1.write.cache_dtype=fp8_e4m3_tensor.scale=0.3.mixed", "write",
-         lambda s, x, f, b: x.k_scale.fill_(1.0), "k_scale"),
+        (
+            "L2.attend.cache_dtype=fp8_e4m3_tensor.scale=0.3.mixed",
+            "write",
+            lambda s, x, f, b: x.k_scale.fill_(1.0),
+            "k_scale",
+        ),
+        (
+            "L1.write.cache_dtype=fp8_e4m3_tensor.scale=0.3.mixed",
+            "write",
+            lambda s, x, f, b: x.k_scale.fill_(1.0),
+            "k_scale",
+        ),
         ("L2.attend.base.mixed", "attend", lambda s, x, f, b: f["v"].zero_(), "the v that it was given"),
         ("L2.attend.base.mixed", "write", lambda s, x, f, b: f["k"].zero_(), "the k that it was given"),
         ("L1.write.base.mixed", "write", lambda s, x, f, b: f["k"].zero_(), "the k that it was given"),
-        ("L2.attend.base.mixed", "prepare", lambda s, x, f, b: b.groups[0].block_table_SN.zero_(),
-         "block_table_SN"),
-        ("L2.attend.base.mixed", "write", lambda s, x, f, b: b.groups[0].slot_mapping_T.fill_(-1),
-         "slot_mapping_T"),
+        ("L2.attend.base.mixed", "prepare", lambda s, x, f, b: b.groups[0].block_table_SN.zero_(), "block_table_SN"),
+        ("L2.attend.base.mixed", "write", lambda s, x, f, b: b.groups[0].slot_mapping_T.fill_(-1), "slot_mapping_T"),
         ("L2.attend.base.mixed", "attend", lambda s, x, f, b: b.seq_lens_host.sort(), "seq_lens"),
     ],
-)  # fmt: skip
+)
 def test_what_is_given_stays_as_it_is(case, where, meddle, words):
     found, reason = outcome(case, where, meddle)
     assert found == "failed"

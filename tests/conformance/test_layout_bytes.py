@@ -27,9 +27,7 @@ X_PACKED = PageLayout(
 TOKEN_PACKED = PageLayout(
     "token_packed",
     (
-        LayoutField(
-            "k", (Axis("token", None), Axis("head", 3), Axis("token", 2), Axis("dim", 16)), "float16"
-        ),
+        LayoutField("k", (Axis("token", None), Axis("head", 3), Axis("token", 2), Axis("dim", 16)), "float16"),
         LayoutField("v", (Axis("token", None), Axis("head", 3), Axis("dim", 16)), "float16"),
     ),
 )

@@ -75,9 +75,7 @@ def test_against_torch(heads, causal):
     """Head h reads KV head h // (H / K): torch repeats KV heads the same way."""
     h, k = heads
     g = torch.Generator().manual_seed(1)
-    q, key, value = (
-        torch.randn(11, n, d, dtype=torch.float64, generator=g) for n, d in ((h, 8), (k, 8), (k, 5))
-    )
+    q, key, value = (torch.randn(11, n, d, dtype=torch.float64, generator=g) for n, d in ((h, 8), (k, 8), (k, 5)))
     answer = attention(Rules(8**-0.5, causal=causal), q.numpy(), [key.numpy()], [value.numpy()], [0], [11])
     want = torch.nn.functional.scaled_dot_product_attention(
         q.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=causal, enable_gqa=True

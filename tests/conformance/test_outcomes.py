@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from kvcore.attention.query import Unsupported
-from kvcore.errors import (
-    BackendUnavailableError,
-    BackendUnsupportedError,
-    ConfigError,
-    UnknownBackendError,
-)
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError, UnknownBackendError
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing import all_cases, conform, run
@@ -23,11 +18,7 @@ from kvcore.testing.table import text
 
 TorchSpec = installed().backend("torch")
 REFUSALS = [c for c in all_cases() if c.id == "L0.refusals"]
-SOME = [
-    c
-    for c in all_cases()
-    if c.id in ("L1.write.padding.mixed", "L2.attend.base.mixed", "L2.attend.base.decode")
-]
+SOME = [c for c in all_cases() if c.id in ("L1.write.padding.mixed", "L2.attend.base.mixed", "L2.attend.base.decode")]
 
 
 def liar(name="liar", *, declares=None, **methods):
@@ -85,13 +76,7 @@ def test_torch_passes():
 
 @pytest.mark.parametrize(
     "error",
-    [
-        RuntimeError("boom"),
-        MemoryError("no room"),
-        SystemExit(3),
-        ZeroDivisionError(),
-        torch.OutOfMemoryError("x"),
-    ],
+    [RuntimeError("boom"), MemoryError("no room"), SystemExit(3), ZeroDivisionError(), torch.OutOfMemoryError("x")],
 )
 def test_one_that_raises_in_a_kernel(error):
     def attend(self, *args, **kwargs):
@@ -172,11 +157,7 @@ def test_one_without_its_library():
 
 
 def test_one_without_its_device():
-    no = {
-        "unsupported_device": classmethod(
-            lambda cls, facts, options: Unsupported("device", facts.kind, ["npu"])
-        )
-    }
+    no = {"unsupported_device": classmethod(lambda cls, facts, options: Unsupported("device", facts.kind, ["npu"]))}
     assert {o for o, _ in outcomes(liar(declares=no)).values()} == {"skipped"}
 
 
@@ -257,8 +238,7 @@ class StandIn:
 
 
 @pytest.mark.parametrize(
-    ("order", "rung", "proven"),
-    [(("interpret", "emulate"), "interpreter", True), (("emulate",), "emulated", False)],
+    ("order", "rung", "proven"), [(("interpret", "emulate"), "interpreter", True), (("emulate",), "emulated", False)]
 )
 def test_stand_ins_are_switched_on_and_marked(order, rung, proven):
     rungs = {"interpret": "interpreter", "emulate": "emulated"}
@@ -269,11 +249,12 @@ def test_stand_ins_are_switched_on_and_marked(order, rung, proven):
 
     spec = liar(
         declares={
-            "Config": StandIn, "stand_ins": {n: rungs[n] for n in order},
+            "Config": StandIn,
+            "stand_ins": {n: rungs[n] for n in order},
             "unsupported_device": classmethod(unsupported_device),
             "layouts": classmethod(lambda cls, s, f, o: TorchSpec.layouts(s, f, TorchSpec.Config())),
         }
-    )  # fmt: skip
+    )
     found = run(spec, SOME)
     assert {(r.outcome, r.rung, r.proven) for r in found} == {("passed", rung, proven)}
     with_mine = Registry()
@@ -303,8 +284,16 @@ def test_the_run_goes_on_and_the_report_says_it_all(capsys):
     assert document["backends"][2]["rungs"] == ["device"]
     assert set(document["matrix"][0]) >= {"feature", "value", "backend", "outcome", "rung"}
     assert set(document["cases"][0]) >= {
-        "id", "backend", "level", "rung", "outcome", "reason", "max_abs_error", "tolerance", "understated"
-    }  # fmt: skip
+        "id",
+        "backend",
+        "level",
+        "rung",
+        "outcome",
+        "reason",
+        "max_abs_error",
+        "tolerance",
+        "understated",
+    }
     shown = text(done)
     assert "contract version 2" in shown
     assert "FAILED bad L2.attend.base.mixed" in shown

@@ -32,9 +32,7 @@ def spec_of(name="odd", *, blocks=None, kernels=None, **declared):
 
     methods = {key: classmethod(value) for key, value in declared.items()}
     create = classmethod(lambda cls, device, options: backend(device))
-    return type(
-        "Odd", (TorchSpec,), {"name": name, "layouts": classmethod(layouts), "create": create} | methods
-    )
+    return type("Odd", (TorchSpec,), {"name": name, "layouts": classmethod(layouts), "create": create} | methods)
 
 
 def base_of(spec):
@@ -92,11 +90,7 @@ def test_a_backend_that_refuses_once_it_is_made():
     assert [r.case.id for r in results if r.case.seqs and r.outcome == "passed"] == ["L1.write.base.prefill"]
     (failed,) = [r for r in results if r.outcome == "failed"]
     assert failed.case.id == SERVED
-    for profile in (
-        "kv: L2.attend.base.",
-        "encoder: L2.attend.mask=bidirectional",
-        "latent: L2.attend.content",
-    ):
+    for profile in ("kv: L2.attend.base.", "encoder: L2.attend.mask=bidirectional", "latent: L2.attend.content"):
         assert profile in failed.reason
     assert "queries=float32 (allowed: none any more)" in failed.reason
 
@@ -142,9 +136,7 @@ def test_an_encoder_alone_is_enough(dtype):
 
 def test_it_comes_with_the_whole_catalogue_alone():
     assert [c.id for c in selected("torch")][-1] == SERVED
-    assert [
-        r.case.id for r in run("torch", where={"sinks": "true", "phase": "mixed"}) if r.case == PROFILE
-    ] == []
+    assert [r.case.id for r in run("torch", where={"sinks": "true", "phase": "mixed"}) if r.case == PROFILE] == []
     missing = spec_of(unavailable=lambda cls, options: "libkernel is missing")
     (result,) = run(missing, [PROFILE])
     assert (result.outcome, result.reason) == ("skipped", "libkernel is missing")
@@ -180,9 +172,7 @@ def test_options_that_exit_end_one_backend():
             raise SystemExit(7)
 
     spec = type("Exits", (TorchSpec,), {"name": "exits", "Config": Exits})
-    done = conform(
-        "exits,torch", where={"phase": "mixed", "sinks": "true"}, registry=registry_of(spec, TorchSpec)
-    )
+    done = conform("exits,torch", where={"phase": "mixed", "sinks": "true"}, registry=registry_of(spec, TorchSpec))
     assert {(r.backend, r.case.id) for r in done.failed} == {("exits", "L0.contract")}
     assert "SystemExit: 7" in done.failed[0].reason
     assert done.summary("torch")["passed"] > 0
@@ -233,9 +223,7 @@ def test_a_layout_with_blocks_of_its_own_is_asked_in_them():
     assert base_of(spec).kernel_blocks == ((8,), (40,))
     results = run(spec, where={"block_size": "40"}, probe_refused=False)
     assert {(r.case.layout, r.outcome) for r in results} == {(1, "failed")}
-    assert {(r.case.level, r.case.phase) for r in results} == {
-        ("L1", "mixed"), ("L2", "mixed"), ("L2", "decode")
-    }  # fmt: skip
+    assert {(r.case.level, r.case.phase) for r in results} == {("L1", "mixed"), ("L2", "mixed"), ("L2", "decode")}
 
 
 def test_a_kernel_that_is_missing_at_544():
@@ -249,8 +237,9 @@ def test_a_kernel_that_is_missing_at_544():
     spec = spec_of(blocks=[KernelBlocks(multiple_of=16)], kernels={"attend": attend})
     results = run(spec, level="full", where={"block_size": "544"})
     assert {r.case.id for r in results if r.outcome == "failed"} == {
-        "L2.attend.kernel_block=544.decode", "L2.attend.kernel_block=544.mixed"
-    }  # fmt: skip
+        "L2.attend.kernel_block=544.decode",
+        "L2.attend.kernel_block=544.mixed",
+    }
     assert [r.case.id for r in results if r.outcome == "passed"] == ["L1.write.kernel_block=544.mixed"]
 
 

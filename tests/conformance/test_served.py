@@ -41,9 +41,7 @@ def test_nothing_else_is_refused_by_triton(level):
     refused = {c.id: refusal(c, place) for c in cases if not any(may(c) for may in MAY_REFUSE.values())}
     assert {name: why for name, why in refused.items() if why} == {}
     served = [c for c in cases if c.id in refused]
-    values = {
-        axis: {str(c.axes().get(axis)) for c in served} for axis in ("block_size", "mask", "dtype", "phase")
-    }
+    values = {axis: {str(c.axes().get(axis)) for c in served} for axis in ("block_size", "mask", "dtype", "phase")}
     assert {"16", "32", "64", "128", "48"} <= values["block_size"]
     assert {"float16", "bfloat16", "float32"} == values["dtype"]
     assert {"prefill", "decode", "mixed", "chunked", "multi_token"} <= values["phase"]
@@ -51,7 +49,10 @@ def test_nothing_else_is_refused_by_triton(level):
     for feature in ("sinks", "alibi", "softcap", "scale", "lse", "quant", "own_retention"):
         assert any(getattr(c, feature) for c in served), feature
     assert {(c.stored_dtype, c.quant) for c in served} >= {
-        ("int8", "token_head"), ("fp8_e4m3", "tensor"), ("fp8_e4m3", "token_head"), ("fp8_e5m2", "head"),
-    }  # fmt: skip
+        ("int8", "token_head"),
+        ("fp8_e4m3", "tensor"),
+        ("fp8_e4m3", "token_head"),
+        ("fp8_e5m2", "head"),
+    }
     assert {c.kernel_ratio for c in served} >= {1, 2, 4}
     assert {c.placement for c in served} == {"slots", "packed"}

@@ -19,13 +19,7 @@ def suite(folder, *words):
 def test_the_command(tmp_path, capsys):
     target = tmp_path / "matrix.html"
     # Triton declares that it has no float64, so that its part of the run is quick.
-    words = [
-        "backend=torch,triton",
-        "where.dtype=float64",
-        "where.phase=mixed",
-        f"html={target}",
-        "output=json",
-    ]
+    words = ["backend=torch,triton", "where.dtype=float64", "where.phase=mixed", f"html={target}", "output=json"]
     assert main(["conform", *words]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [b["name"] for b in document["backends"]] == ["torch", "triton"]

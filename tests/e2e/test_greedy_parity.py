@@ -28,9 +28,12 @@ VARIANTS = {
     "plain, then again": BASE,
     "chunks of 16": {**BASE, "max_num_batched_tokens": 16, "max_num_seqs": 16},
     "preempted, block 32 over 16, kv_first": {
-        **BASE, "num_blocks": 60, "block_size": 32, "options": {"torch": {**KV_FIRST, **OVER_16}},
+        **BASE,
+        "num_blocks": 60,
+        "block_size": 32,
+        "options": {"torch": {**KV_FIRST, **OVER_16}},
     },
-}  # fmt: skip
+}
 # One thing at a time, where the run above fails.
 ALONE = {
     "preempted": {**BASE, "num_blocks": 120},

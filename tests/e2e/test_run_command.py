@@ -14,13 +14,7 @@ from models.tiny import tiny_model
 from kvcore.cli import main
 
 SMALL = ("device=cpu", "cache.memory=64MiB", "engine.max_model_len=512", "output=json")
-PROMPTS = (
-    "--prompt",
-    "What is the capital of France?",
-    "--prompt",
-    "Count: one, two,",
-    "sampling.max_tokens=6",
-)
+PROMPTS = ("--prompt", "What is the capital of France?", "--prompt", "Count: one, two,", "sampling.max_tokens=6")
 
 
 @pytest.fixture
@@ -53,9 +47,14 @@ def test_the_document_has_every_promised_field(document):
     for output in run["outputs"]:
         assert {"prompt", "text", "token_ids", "finish_reason", "num_cached_tokens"} <= set(output)
     assert {
-        "prompt_tokens", "output_tokens", "seconds", "tokens_per_second", "preemptions", "prefix_hit_rate",
+        "prompt_tokens",
+        "output_tokens",
+        "seconds",
+        "tokens_per_second",
+        "preemptions",
+        "prefix_hit_rate",
         "peak_blocks",
-    } <= set(run["stats"])  # fmt: skip
+    } <= set(run["stats"])
     assert [o["prompt"] for o in run["outputs"]] == [PROMPTS[1], PROMPTS[3]]
     assert "Paris" in run["outputs"][0]["text"]
     assert run["backends"] == {"0 full": "torch"}
@@ -73,20 +72,22 @@ def test_samples_stop_strings_and_prefix_hits(smollm2, call, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text(f"{common} the sea\n\n{common} the wind\n", encoding="utf-8")
     status, out, _ = call(
-        "run", *SMALL, f"prompts={file}", "sampling.n=2", "sampling.temperature=0.8", "sampling.seed=3",
-        "sampling.max_tokens=5", "chat=false",
-    )  # fmt: skip
+        "run",
+        *SMALL,
+        f"prompts={file}",
+        "sampling.n=2",
+        "sampling.temperature=0.8",
+        "sampling.seed=3",
+        "sampling.max_tokens=5",
+        "chat=false",
+    )
     run = json.loads(out)
     assert status == 0
-    assert [
-        o["prompt"].endswith(w) for o, w in zip(run["outputs"], ["sea", "sea", "wind", "wind"], strict=True)
-    ]
+    assert [o["prompt"].endswith(w) for o, w in zip(run["outputs"], ["sea", "sea", "wind", "wind"], strict=True)]
     assert run["stats"]["copied_blocks"] >= 1
     # The second prompt arrives with the first, and waits for the step that computes what they share.
     assert [o["num_cached_tokens"] > 0 for o in run["outputs"]] == [False, False, True, True]
-    status, out, _ = call(
-        "run", *SMALL, "--prompt", "What is the capital of France?", "sampling.stop=[Paris]"
-    )
+    status, out, _ = call("run", *SMALL, "--prompt", "What is the capital of France?", "sampling.stop=[Paris]")
     (output,) = json.loads(out)["outputs"]
     assert (status, output["finish_reason"]) == (0, "stop")
     assert output["text"].endswith("is ")
@@ -107,9 +108,7 @@ def test_samples_stop_strings_and_prefix_hits(smollm2, call, tmp_path):
 )
 def test_bad_input_is_one_typed_error(smollm2, call, override, kind, says):
     prompt = "word " * 40
-    status, out, err = call(
-        "run", *SMALL[:2], "engine.max_model_len=512", override, "output=json", "--prompt", prompt
-    )
+    status, out, err = call("run", *SMALL[:2], "engine.max_model_len=512", override, "output=json", "--prompt", prompt)
     error = json.loads(out)["error"]
     assert status == 2
     assert error["type"].startswith(kind)

@@ -42,10 +42,7 @@ def test_filters_match_the_definition(values, temperature, top_p, top_k):
             assert p == pytest.approx(want[i], abs=1e-9)
     else:
         masses = torch.cumsum(
-            torch.softmax(
-                torch.tensor(values, dtype=torch.float64).sort(descending=True)[0] / temperature, 0
-            ),
-            0,
+            torch.softmax(torch.tensor(values, dtype=torch.float64).sort(descending=True)[0] / temperature, 0), 0
         )
         assert top_k or float((masses - top_p).abs().min()) < 1e-9
 

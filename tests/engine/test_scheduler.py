@@ -31,41 +31,27 @@ class Bench:
     """Manager, scheduler and fake worker around one plan."""
 
     def __init__(
-        self,
-        retentions: list[Retention],
-        *,
-        tokens: int = 16,
-        seqs: int = 4,
-        blocks: int | None = None,
-        size: int = 4,
+        self, retentions: list[Retention], *, tokens: int = 16, seqs: int = 4, blocks: int | None = None, size: int = 4
     ) -> None:
         specs = {CacheId(i): KVCacheSpec(KVHeads(1, 8), r) for i, r in enumerate(retentions)}
         limits = Limits(LENGTH, tokens, seqs)
         roomy = kvcore.plan(specs, {}, Budget(num_blocks=2), limits, block_size=size)
         least = roomy.capacity.needed_units(LENGTH) + 1
-        plan = kvcore.plan(
-            specs, {}, Budget(num_blocks=least if blocks is None else blocks), limits, block_size=size
-        )
+        plan = kvcore.plan(specs, {}, Budget(num_blocks=least if blocks is None else blocks), limits, block_size=size)
         plan.require_fit()
         self.config = plan.configs[0]
         self.retentions = [g.spec.retention for g in self.config.kv_cache_groups]
         self.manager = KVCacheManager(self.config)
         self.worker = FakeWorker(self.config)
         self.scheduler = Scheduler(
-            self.manager,
-            max_model_len=LENGTH,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=tokens,
-            hit_unit=size,
+            self.manager, max_model_len=LENGTH, max_num_seqs=seqs, max_num_batched_tokens=tokens, hit_unit=size
         )
         self.arrivals = 0
         self.requests: list[Request] = []
 
     def add(self, prompt: list[int], count: int, **keys: Any) -> Request:
         sampling = SamplingParams(max_tokens=count, ignore_eos=True, **keys)
-        request = Request(
-            f"q{self.arrivals}", tuple(prompt), sampling, self.arrivals, unforked=sampling.n - 1
-        )
+        request = Request(f"q{self.arrivals}", tuple(prompt), sampling, self.arrivals, unforked=sampling.n - 1)
         self.arrivals += sampling.n
         self.scheduler.add(request)
         self.requests.append(request)
@@ -109,9 +95,7 @@ retentions = st.lists(
     unique_by=repr,
 )
 prompts = st.lists(
-    st.tuples(
-        st.integers(0, 2), st.integers(1, 40), st.integers(0, 3), st.integers(1, 3), st.integers(1, 14)
-    ),
+    st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(0, 3), st.integers(1, 3), st.integers(1, 14)),
     min_size=1,
     max_size=6,
 )

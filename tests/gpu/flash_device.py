@@ -136,9 +136,7 @@ def median_ms(action: Callable[[], object], rounds: int = ROUNDS) -> float:
     return statistics.median(times)
 
 
-def speed(
-    name: str, shapes: dict[str, Shape], dtype: str = "bfloat16", rounds: int = ROUNDS
-) -> dict[str, Any]:
+def speed(name: str, shapes: dict[str, Shape], dtype: str = "bfloat16", rounds: int = ROUNDS) -> dict[str, Any]:
     """Milliseconds to prepare a step and to attend one layer, for each shape."""
     spec = installed().backends[name]
     place, missing = switch_on(spec, spec.Config(), here())

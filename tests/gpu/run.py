@@ -239,15 +239,7 @@ def run_flashinfer(session: Session, found: Found) -> None:
         torch.cuda.empty_cache()
     out = session.out.with_name(f"{session.out.name}.flashinfer")
     out.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        __file__,
-        "--out",
-        str(out),
-        "--minutes",
-        str(seconds / 60),
-        "--flashinfer-only",
-    ]
+    command = [sys.executable, __file__, "--out", str(out), "--minutes", str(seconds / 60), "--flashinfer-only"]
     status = within([*command, *(["--smoke"] if session.smoke else [])], seconds)
     if out.exists():
         found |= json.loads(out.read_text())["flashinfer"]
@@ -272,9 +264,12 @@ def within(command: Sequence[str], seconds: float) -> int | None:
 
 
 PARTS: dict[str, Part] = {
-    "kit": run_kit, "copy": run_copy, "write": speeds("write"), "attention": speeds("attention"),
+    "kit": run_kit,
+    "copy": run_copy,
+    "write": speeds("write"),
+    "attention": speeds("attention"),
     "flashinfer": run_flashinfer,
-}  # fmt: skip
+}
 FLASHINFER_ONLY: dict[str, Part] = {"flashinfer": speeds("attention", flashinfer=True)}
 
 

@@ -18,11 +18,7 @@ small = st.integers(1, 3)
 even = st.sampled_from([2, 4])
 contents = st.one_of(
     st.builds(
-        KVHeads,
-        small,
-        st.sampled_from([2, 4]),
-        st.sampled_from([2, 4]),
-        st.sampled_from(["float32", "float16"]),
+        KVHeads, small, st.sampled_from([2, 4]), st.sampled_from([2, 4]), st.sampled_from(["float32", "float16"])
     ),
     st.builds(KVHeads, small, st.just(4), st.just(4), st.just("int8"), st.just(Quant("token_head"))),
     st.builds(KVHeads, small, st.just(4), st.just(4), st.just("int4"), st.just(Quant("token_head"))),
@@ -50,9 +46,7 @@ class Model:
 
     def plan(self, budget: Budget, limits: Limits) -> Plan:
         """The plan for this model."""
-        return plan(
-            self.caches, self.offers, budget, limits, placement=self.placement, block_size=self.block_size
-        )
+        return plan(self.caches, self.offers, budget, limits, placement=self.placement, block_size=self.block_size)
 
 
 @st.composite
@@ -88,10 +82,7 @@ def offers(draw: st.DrawFn, content: Content, block_size: int) -> LayoutOffer:
 
 
 limits = st.builds(
-    Limits,
-    max_model_len=st.integers(1, 300),
-    max_num_batched_tokens=st.integers(1, 64),
-    max_num_seqs=st.integers(1, 8),
+    Limits, max_model_len=st.integers(1, 300), max_num_batched_tokens=st.integers(1, 64), max_num_seqs=st.integers(1, 8)
 )
 
 

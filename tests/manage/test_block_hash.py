@@ -75,9 +75,7 @@ def test_what_sets_prefixes_apart():
     }
     firsts = [c[0] for c in chains.values()]
     assert len(set(firsts)) == len(firsts)
-    assert chain(tokens, extras=[Adapter(b"a"), Adapter(b"b")]) == chain(
-        tokens, extras=[Adapter(b"b"), Adapter(b"a")]
-    )
+    assert chain(tokens, extras=[Adapter(b"a"), Adapter(b"b")]) == chain(tokens, extras=[Adapter(b"b"), Adapter(b"a")])
     with_image = chain(tokens, extras=[image])
     assert with_image[0] == chains["plain"][0]  # the image begins in the second run
     assert with_image[1] != chains["plain"][1]
@@ -100,9 +98,7 @@ def test_the_root_encoding_is_unambiguous(salt_a, extras_a, salt_b, extras_b):
 @given(st.lists(items, max_size=3), st.lists(items, max_size=3))
 def test_the_item_encoding_is_unambiguous(a, b):
     def inside(found):
-        return sorted(
-            (m.offset, m.identifier, m.length) for m in found if m.offset < 4 and m.offset + m.length > 2
-        )
+        return sorted((m.offset, m.identifier, m.length) for m in found if m.offset < 4 and m.offset + m.length > 2)
 
     assert (encode_items(a, 2, 4) == encode_items(b, 2, 4)) == (inside(a) == inside(b))
 

@@ -138,8 +138,7 @@ def corrupt_pending(pool: BlockPool) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [corrupt_count, corrupt_state, corrupt_links, corrupt_flag, corrupt_lost, corrupt_pending],
+    "damage", [corrupt_count, corrupt_state, corrupt_links, corrupt_flag, corrupt_lost, corrupt_pending]
 )
 def test_every_planted_fault_is_found(damage):
     pool = BlockPool(6)

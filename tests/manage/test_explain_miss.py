@@ -36,18 +36,17 @@ def test_reasons_that_lie_in_the_request(manager_of):
     run(manager, "salted", range(100, 120), salt="s")
     run(manager, "tuned", range(100, 120), extras=[lora])
     run(manager, "pictured", range(100, 120), extras=[image])
-    found = {
-        n: manager.explain_miss(n) for n in ("a", "same", "other", "parts", "salted", "tuned", "pictured")
-    }
+    found = {n: manager.explain_miss(n) for n in ("a", "same", "other", "parts", "salted", "tuned", "pictured")}
     assert {n: m.reason for n, m in found.items()} == {
-        "a": "first", "same": "none", "other": "first", "parts": "token", "salted": "salt",
-        "tuned": "adapter", "pictured": "multimodal",
-    }  # fmt: skip
-    assert (found["parts"].position, found["parts"].cached_tokens, found["parts"].possible_tokens) == (
-        10,
-        8,
-        12,
-    )
+        "a": "first",
+        "same": "none",
+        "other": "first",
+        "parts": "token",
+        "salted": "salt",
+        "tuned": "adapter",
+        "pictured": "multimodal",
+    }
+    assert (found["parts"].position, found["parts"].cached_tokens, found["parts"].possible_tokens) == (10, 8, 12)
     assert (found["pictured"].cached_tokens, found["pictured"].position) == (4, 4)
     assert found["salted"].other in ("a", "same")
 

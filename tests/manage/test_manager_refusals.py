@@ -11,10 +11,7 @@ from kvcore.spec.retention import Encoder, Full, Window
 
 @pytest.mark.parametrize(
     ("groups", "field"),
-    [
-        ([(Full(), 16), (Window(8, keep_first=4), 16)], "keep_first"),
-        ([(Encoder(100), 16)], "retention"),
-    ],
+    [([(Full(), 16), (Window(8, keep_first=4), 16)], "keep_first"), ([(Encoder(100), 16)], "retention")],
 )
 def test_retentions_that_are_not_built(manager_of, groups, field):
     with pytest.raises(NotBuiltError) as caught:

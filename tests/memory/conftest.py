@@ -75,10 +75,7 @@ STATEFUL = [
 PLANS = {
     "nhd": [part((0, 2, 4), HALF, Full(), nhd(HALF)), part((1, 3), HALF, Window(8), nhd(HALF))],
     "hnd_ratio_2": [part((0, 1), HALF, Full(), hnd(HALF), 4)],
-    "kv_first": [
-        part((0, 2), HALF, Full(), kv_first(HALF)),
-        part((1, 3), HALF, Window(8), kv_first(HALF)),
-    ],
+    "kv_first": [part((0, 2), HALF, Full(), kv_first(HALF)), part((1, 3), HALF, Window(8), kv_first(HALF))],
     "kv_first_unlike_ratios": [
         part((0, 2), HALF, Full(), kv_first(HALF), 2),
         part((1,), HALF, Window(8), kv_first(HALF), 4),

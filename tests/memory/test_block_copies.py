@@ -104,8 +104,13 @@ def test_bad_ids_are_refused_before_anything_is_written(config):
     null, end, good = max(1, spec.blocks_per_large_page) - 1, spec.num_blocks, usable(config, 0)
     arena = random_arena(config)
     want = arena.raw.clone()
-    for pairs in ([(good[0], null)], [(good[0], end)], [(end, good[0])], [(-1, good[0])],
-                  [(good[0], good[2]), (good[1], good[2])]):  # fmt: skip
+    for pairs in (
+        [(good[0], null)],
+        [(good[0], end)],
+        [(end, good[0])],
+        [(-1, good[0])],
+        [(good[0], good[2]), (good[1], good[2])],
+    ):
         with pytest.raises(IntegrityError):
             copy_blocks(arena, config, 0, pairs)
     for blocks in ([null], [end], [-1]):

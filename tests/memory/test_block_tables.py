@@ -20,8 +20,7 @@ ROWS, COLUMNS = 4, 6
 def tables_of(plans, kernel=4):
     """Two groups of 48 tokens at most: full at ratio 1, window at ratio 8 / kernel."""
     config = plans.make(
-        [((0,), CONTENT, Full(), hnd(CONTENT), None), ((1,), CONTENT, Window(40), hnd(CONTENT), kernel)],
-        blocks=64,
+        [((0,), CONTENT, Full(), hnd(CONTENT), None), ((1,), CONTENT, Window(40), hnd(CONTENT), kernel)], blocks=64
     )
     return config, BlockTables(config, ROWS, 48, "cpu")
 
@@ -132,13 +131,7 @@ def test_addresses_never_change_and_stale_columns_are_zeroed(plans, delta):
 def test_a_refused_delta_changes_nothing(plans, delta):
     _, tables = tables_of(plans)
     tables.apply(0, 0, delta(0, 0, [1, 2]))
-    for bad in (
-        delta(1, 1, [64]),
-        delta(1, 1, [0]),
-        delta(0, 2, [3] * 5),
-        delta(-1, 0, []),
-        delta(0, -1, []),
-    ):
+    for bad in (delta(1, 1, [64]), delta(1, 1, [0]), delta(0, 2, [3] * 5), delta(-1, 0, []), delta(0, -1, [])):
         with pytest.raises((IntegrityError, CapacityError)):
             tables.apply(0, 0, bad)
         assert tables.blocks(0)[0] == [1, 2]

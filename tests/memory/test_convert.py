@@ -65,13 +65,15 @@ def stored(arena, config, content, cache, slots):
     return {f.name: paged.memory[paged.where(cache, f.name, slots)].copy() for f in content.fields()}
 
 
-LAYOUTS = {
-    "nhd": nhd, "hnd": hnd, "kv_first": kv_first, "x_packed": x_packed, "tokens_in_pairs": tokens_in_pairs,
-}  # fmt: skip
+LAYOUTS = {"nhd": nhd, "hnd": hnd, "kv_first": kv_first, "x_packed": x_packed, "tokens_in_pairs": tokens_in_pairs}
 SIDES = [
-    ("nhd", {}), ("hnd", {"kernel": 4}), ("kv_first", {"kernel": 2}), ("x_packed", {}),
-    ("tokens_in_pairs", {"kernel": 4}), ("hnd", {"placement": "packed", "large_pages": 12}),
-]  # fmt: skip
+    ("nhd", {}),
+    ("hnd", {"kernel": 4}),
+    ("kv_first", {"kernel": 2}),
+    ("x_packed", {}),
+    ("tokens_in_pairs", {"kernel": 4}),
+    ("hnd", {"placement": "packed", "large_pages": 12}),
+]
 
 
 @pytest.mark.parametrize("left", SIDES, ids=str)
@@ -146,9 +148,13 @@ def test_a_cache_is_not_moved_to_an_unlike_layout_without_conversion(planned):
 
 @pytest.mark.parametrize(
     ("slots", "targets", "error"),
-    [([1, 2], [3], "one to one"), ([1, 2], [3, 3], "one to one"), ([96], [3], "no such slot"),
-     ([1], [-1], "no such slot")],
-)  # fmt: skip
+    [
+        ([1, 2], [3], "one to one"),
+        ([1, 2], [3, 3], "one to one"),
+        ([96], [3], "no such slot"),
+        ([1], [-1], "no such slot"),
+    ],
+)
 def test_impossible_moves(planned, slots, targets, error):
     one, other = planned(HALF, nhd(HALF)), planned(HALF, hnd(HALF))
     with pytest.raises(IntegrityError, match=error):

@@ -47,9 +47,7 @@ def test_against_a_loop(data):
         # Anything before the first scheduled token may have left the table.
         first = data.draw(st.integers(0, min(held, local_length(done, world, rank) // block_size)))
         firsts.append(first)
-        tables.append(
-            data.draw(st.lists(st.integers(1, 2**24), min_size=held - first, max_size=held - first))
-        )
+        tables.append(data.draw(st.lists(st.integers(1, 2**24), min_size=held - first, max_size=held - first)))
     columns = max(1, *map(len, tables)) + data.draw(st.integers(0, 2))
     padded = torch.tensor([t + [0] * (columns - len(t)) for t in tables], dtype=torch.int32)
     out = torch.full((sum(scheduled),), -7, dtype=torch.int64)

@@ -33,9 +33,14 @@ def test_slots_from_starts_and_from_positions(world, rank, interpret):
     out = torch.full((capacity,), 99, dtype=torch.int64)
     ranks = {"world": world, "rank": rank, "interpret": interpret}
     slot_mapping_of_step(
-        table, first_block, torch.tensor(starts, dtype=torch.int32),
-        torch.tensor(computed, dtype=torch.int32), size, out, **ranks,
-    )  # fmt: skip
+        table,
+        first_block,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(computed, dtype=torch.int32),
+        size,
+        out,
+        **ranks,
+    )
     assert out.tolist() == want
     rows = torch.tensor([s for s, n in enumerate(scheduled) for _ in range(n)])
     positions = torch.tensor([c + i for c, n in zip(computed, scheduled, strict=True) for i in range(n)])
@@ -88,13 +93,12 @@ def test_plain_write_by_loop(dtype, head_first, interpret):
     """Strided values, strided pages, padding, and every other byte as it was."""
     blocks, size, heads, dim = 5, 4, 3, 6
     raw = torch.zeros(2000, dtype=torch.uint8).view(dtype)
-    shape, strides = ((blocks, heads, size, dim), (90, 28, 7, 1)) if head_first else (
-        (blocks, size, heads, dim), (90, 21, 7, 1))  # fmt: skip
+    shape, strides = (
+        ((blocks, heads, size, dim), (90, 28, 7, 1)) if head_first else ((blocks, size, heads, dim), (90, 21, 7, 1))
+    )
     field = raw.as_strided(shape, strides)
     field = field.transpose(1, 2) if head_first else field
-    values = torch.randn(7, 2, heads, dim, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)[
-        :, 1
-    ]
+    values = torch.randn(7, 2, heads, dim, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)[:, 1]
     slots = torch.tensor([3, -1, 19, 8, -1, 0, 11])
     want = field.float().clone()
     for t, slot in enumerate(slots.tolist()):

@@ -276,17 +276,11 @@ def test_a_shared_cache_has_its_owners_views(plans):
     config = plans.build("nhd")
     group = config.kv_cache_groups[0]
     reader = CacheId(77)
-    config = replace(
-        config, kv_cache_groups=(replace(group, shared={reader: CacheId(2)}), *config.kv_cache_groups[1:])
-    )
+    config = replace(config, kv_cache_groups=(replace(group, shared={reader: CacheId(2)}), *config.kv_cache_groups[1:]))
     arena = Arena(config.total_bytes)
     for name, tensor in field_tensors(arena, config, reader).items():
         owner = field_tensors(arena, config, CacheId(2))[name]
-        assert (tensor.data_ptr(), tensor.shape, tensor.stride()) == (
-            owner.data_ptr(),
-            owner.shape,
-            owner.stride(),
-        )
+        assert (tensor.data_ptr(), tensor.shape, tensor.stride()) == (owner.data_ptr(), owner.shape, owner.stride())
 
 
 @pytest.mark.parametrize("exponent", [60, 63, 70])

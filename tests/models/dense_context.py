@@ -49,11 +49,7 @@ class DenseContext(ForwardContext):
             for store, new in stores:
                 old = store.get(where)
                 store[where] = new[rows].clone() if old is None else torch.cat([old, new[rows]])
-            out.append(
-                attention(
-                    self.queries[cache_id], query_THD[rows], self.keys[where], self.values[where], sinks
-                )
-            )
+            out.append(attention(self.queries[cache_id], query_THD[rows], self.keys[where], self.values[where], sinks))
         result = torch.cat(out).to(query_THD.dtype)
         return torch.zeros_like(result) if self.zero else result
 

@@ -10,9 +10,14 @@ from kvcore.models.families import BUILT_IN, adapters_by_type, model_facts
 from kvcore.models.families.base import FamilyAdapter, Heads, Part
 
 CONFIG = {
-    "model_type": "martian", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 128, "torch_dtype": "float16", "eos_token_id": [1, 2],
-}  # fmt: skip
+    "model_type": "martian",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "torch_dtype": "float16",
+    "eos_token_id": [1, 2],
+}
 
 
 class Martian(FamilyAdapter):

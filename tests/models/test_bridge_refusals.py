@@ -14,9 +14,7 @@ from kvcore.models.families.table import bridged_table
 from kvcore.models.transformers_bridge import TransformersModel
 
 IGNORE_THE_REGISTRY = ("falcon", "bloom", "mpt")
-RECURRENT = (
-    "jamba", "mamba", "mamba2", "zamba2", "granite_hybrid", "falcon_h1", "qwen3_next", "lfm2", "nemotron_h",
-)  # fmt: skip
+RECURRENT = ("jamba", "mamba", "mamba2", "zamba2", "granite_hybrid", "falcon_h1", "qwen3_next", "lfm2", "nemotron_h")
 
 
 def facts_of(path, **choice):
@@ -32,9 +30,7 @@ def test_attention_that_is_not_reached_is_refused_and_proved(name, tmp_path_fact
         TransformersModel.load(path, facts, dtype="float32", device="cpu")
     # Were the facts wrong, loading or the proof on one token would say so.
     with pytest.raises(ModelError, match=r"attention|kvcore"):
-        TransformersModel.load(
-            path, replace(facts, refusals=()), dtype="float32", device="cpu"
-        ).check_reached()
+        TransformersModel.load(path, replace(facts, refusals=()), dtype="float32", device="cpu").check_reached()
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -63,9 +59,13 @@ def test_dynamic_rope_is_refused_beyond_its_length():
 
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 512, "torch_dtype": "float16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+}
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,12 @@ LLAMA = {
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"vision_config": {"depth": 2}}, "vision_config"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
-        ({"model_type": "kimi_k2", "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
-          "v_head_dim": 4}, "model_type"),
+        (
+            {"model_type": "kimi_k2", "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
+            "model_type",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reasons_that_stand_in_any_config(changes, field):
     assert field in [r.field for r in model_facts({**LLAMA, **changes}).refusals]
 

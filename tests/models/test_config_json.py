@@ -11,9 +11,15 @@ from kvcore.models.config_json import Fields, read_config
 from kvcore.models.families import model_facts
 
 GOOD = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_reads_a_directory_and_a_file(tmp_path):
@@ -107,9 +113,7 @@ def test_aliases(config, want):
 
 
 def test_text_config_wins_and_the_outside_fills_in():
-    f = Fields(
-        {"model_type": "a", "hidden_size": 1, "pad": 5, "text_config": {"model_type": "b", "hidden_size": 2}}
-    )
+    f = Fields({"model_type": "a", "hidden_size": 1, "pad": 5, "text_config": {"model_type": "b", "hidden_size": 2}})
     assert (f.model_type, f.get("hidden_size"), f.get("pad")) == ("b", 2, 5)
 
 
@@ -121,8 +125,7 @@ JSON = st.recursive(
 
 
 @given(
-    field=st.sampled_from([*sorted(GOOD), "head_dim", "rope_parameters", "architectures", "text_config"]),
-    value=JSON,
+    field=st.sampled_from([*sorted(GOOD), "head_dim", "rope_parameters", "architectures", "text_config"]), value=JSON
 )
 def test_any_value_gives_facts_or_a_typed_error(field, value):
     try:
@@ -136,11 +139,21 @@ def test_any_value_gives_facts_or_a_typed_error(field, value):
 @given(
     kind=st.sampled_from(["gemma3_text", "llama4_text", "jamba", "zamba2", "mpt", "kimi_linear"]),
     field=st.sampled_from(
-        ["layer_types", "layers_block_type", "no_rope_layers", "hybrid_layer_ids", "attn_config",
-         "linear_attn_config", "per_layer_config", "sliding_window", "attention_chunk_size", "head_dim"]
+        [
+            "layer_types",
+            "layers_block_type",
+            "no_rope_layers",
+            "hybrid_layer_ids",
+            "attn_config",
+            "linear_attn_config",
+            "per_layer_config",
+            "sliding_window",
+            "attention_chunk_size",
+            "head_dim",
+        ]
     ),
     value=JSON,
-)  # fmt: skip
+)
 def test_any_value_of_special_fields_gives_facts_or_a_typed_error(kind, field, value):
     mla = {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
     try:

@@ -31,10 +31,7 @@ def test_weights_are_those_of_the_file(reader):
 
     weights = load_file(ensure_model() / "model.safetensors")
     raw = {t.name: t for t in reader.tensors}
-    for name, label in (
-        ("blk.7.ffn_up", "layers.7.mlp.up_proj"),
-        ("blk.3.attn_v", "layers.3.self_attn.v_proj"),
-    ):
+    for name, label in (("blk.7.ffn_up", "layers.7.mlp.up_proj"), ("blk.3.attn_v", "layers.3.self_attn.v_proj")):
         tensor = raw[f"{name}.weight"]
         columns, rows = (int(n) for n in tensor.shape)
         want = q4_1(tensor.data, rows, columns)

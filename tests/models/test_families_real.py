@@ -104,11 +104,23 @@ def test_sparse_indexers_own_keys():
     [
         # Bytes of one Mamba page in published engine logs (planner_cases.jsonl, log58 and log60).
         (real("Qwen--Qwen3.5-27B"), 3_207_168),
-        ({"model_type": "zamba2", "hidden_size": 2560, "num_hidden_layers": 54, "num_attention_heads": 32,
-          "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51], "mamba_d_state": 64, "mamba_d_conv": 4,
-          "mamba_expand": 2, "n_mamba_heads": 8, "mamba_ngroups": 1}, 686_848),
+        (
+            {
+                "model_type": "zamba2",
+                "hidden_size": 2560,
+                "num_hidden_layers": 54,
+                "num_attention_heads": 32,
+                "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51],
+                "mamba_d_state": 64,
+                "mamba_d_conv": 4,
+                "mamba_expand": 2,
+                "n_mamba_heads": 8,
+                "mamba_ngroups": 1,
+            },
+            686_848,
+        ),
     ],
-)  # fmt: skip
+)
 def test_state_bytes_of_published_logs(config, page_bytes):
     states = [c for c in facts(config).caches if c.spec.kind == "state"]
     assert {c.spec.content.bytes_per_request for c in states} == {page_bytes}
@@ -130,11 +142,17 @@ def test_nemotron_layers_without_caches():
 
 def test_whisper_owns_two_caches_a_layer():
     config = {
-        "model_type": "whisper", "d_model": 384, "decoder_layers": 4, "decoder_attention_heads": 6,
+        "model_type": "whisper",
+        "d_model": 384,
+        "decoder_layers": 4,
+        "decoder_attention_heads": 6,
         "encoder_layers": 4,
-        "num_hidden_layers": 4, "max_source_positions": 1500, "max_target_positions": 448,
-        "vocab_size": 51865, "is_encoder_decoder": True,
-    }  # fmt: skip
+        "num_hidden_layers": 4,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+        "vocab_size": 51865,
+        "is_encoder_decoder": True,
+    }
     found = facts(config)
     assert found.max_model_len == 448
     assert [str(c.cache_id) for c in found.caches[:2]] == ["L0", "L0.cross"]
@@ -145,9 +163,15 @@ def test_whisper_owns_two_caches_a_layer():
 
 def test_gemma3n_shares_caches():
     config = {
-        "model_type": "gemma3n_text", "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "num_kv_shared_layers": 15,
-    }  # fmt: skip
+        "model_type": "gemma3n_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 15,
+    }
     found = facts(config)
     assert len(found.owned) == 20
     # Layers 18 and 19 are the last of their kinds before the shared ones.
@@ -187,9 +211,7 @@ def test_deepseek_v4_has_no_numbers_on_purpose():
         facts(real("deepseek-ai--DeepSeek-V4-Flash"))
 
 
-@pytest.mark.skipif(
-    not ALL_CONFIGS.is_dir(), reason="the folder with all 55 configs is not beside the repository"
-)
+@pytest.mark.skipif(not ALL_CONFIGS.is_dir(), reason="the folder with all 55 configs is not beside the repository")
 def test_all_real_configs_are_read_or_refused_on_purpose():
     planned, unplanned = [], []
     for file in sorted(ALL_CONFIGS.glob("*.json")):

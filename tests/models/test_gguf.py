@@ -11,10 +11,16 @@ from kvcore.errors import ModelError
 from kvcore.models.gguf import convert, pair_halves
 
 NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 
 
 def interleave(weight, heads):
@@ -91,8 +97,9 @@ def test_converted_model_is_the_same_model(tmp_path, tmp_path_factory):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["rms_norm_eps"], config["head_dim"], config["tie_word_embeddings"]) == (1e-6, 16, False)
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {
-        "bos_token_id": 0, "eos_token_id": 0,
-    }  # fmt: skip
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
 
 
 def test_quantized_weights_lose_nothing_more(tmp_path, tmp_path_factory):

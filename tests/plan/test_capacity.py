@@ -53,13 +53,9 @@ def counted(plan: Plan, tokens: int) -> int:
         return taken(config.kv_cache_groups, blocks) <= usable
 
     scheduled = min(tokens, limits.max_num_batched_tokens)
-    alone = [
-        g.spec.retention.blocks_for_step(tokens, scheduled, g.block_size) for g in config.kv_cache_groups
-    ]
+    alone = [g.spec.retention.blocks_for_step(tokens, scheduled, g.block_size) for g in config.kv_cache_groups]
     count = 0
-    stateless = not any(
-        g.spec.retention.resident_blocks(tokens, g.block_size) for g in config.kv_cache_groups
-    )
+    stateless = not any(g.spec.retention.resident_blocks(tokens, g.block_size) for g in config.kv_cache_groups)
     while fit(count + 1) and not (stateless and count >= limits.max_num_seqs):
         count += 1
     return max(count, int(taken(config.kv_cache_groups, alone) <= usable))

@@ -130,12 +130,8 @@ def test_views_under_packed(model: Model, pages: int, limits: Limits) -> None:
     check_packed(config)
 
 
-@given(
-    st.integers(1, 3), st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 5), st.data()
-)
-def test_views_of_field_first_plans(
-    heads: int, dim: int, ratio: int, blocks: int, data: st.DataObject
-) -> None:
+@given(st.integers(1, 3), st.sampled_from([2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 5), st.data())
+def test_views_of_field_first_plans(heads: int, dim: int, ratio: int, blocks: int, data: st.DataObject) -> None:
     """Full and window layers of equal page bytes share tensors field-first, at unlike kernel blocks too."""
     content = KVHeads(heads, dim, dtype="float16")
     caches, offers = {}, {}

@@ -139,28 +139,16 @@ def test_an_arena_that_holds_nothing_is_a_plan_that_does_not_fit() -> None:
         (lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, block_size=0), ConfigError, "cache.block_size"),
         (lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, placement="heap"), ConfigError, "cache.placement"),
         (lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, placement="packed"), ConfigError, "cache.num_blocks"),
+        (lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(2): CacheId(9)}), SpecError, "cache_id"),
+        (lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(1): CacheId(0)}), SpecError, "shared"),
         (
-            lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(2): CacheId(9)}),
-            SpecError,
-            "cache_id",
-        ),
-        (
-            lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(1): CacheId(0)}),
-            SpecError,
-            "shared",
-        ),
-        (
-            lambda: plan(
-                FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(2): CacheId(3), CacheId(3): CacheId(2)}
-            ),
+            lambda: plan(FULL_AND_WINDOW, {}, TEN, LIMITS, shared={CacheId(2): CacheId(3), CacheId(3): CacheId(2)}),
             SpecError,
             "shared",
         ),
     ],
 )
-def test_bad_input_is_refused_by_field(
-    make: Callable[[], object], kind: type[KVCoreError], field: str
-) -> None:
+def test_bad_input_is_refused_by_field(make: Callable[[], object], kind: type[KVCoreError], field: str) -> None:
     with pytest.raises(kind) as info:
         make()
     assert info.value.field == field

@@ -105,12 +105,7 @@ def retentions() -> None:
 
 def model_adapters() -> None:
     registry = plugged(kvcore_model_adapters=lambda: (Adapter,))
-    config = {
-        "model_type": "pebble_model",
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-    }
+    config = {"model_type": "pebble_model", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
     facts = model_facts(config, cache=CacheChoice(), adapters=tuple(registry.model_adapters))
     assert len(facts.owned) == 2
 

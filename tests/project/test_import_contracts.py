@@ -47,21 +47,13 @@ def test_the_tree_keeps_its_contracts(repo: Path) -> None:
 
 # (file, planted line, contract that must break)
 PLANTS = {
-    "a lower room imports a higher one": (
-        "kvcore/plan/groups.py",
-        "import kvcore.manage",
-        "Imports only go downwards",
-    ),
+    "a lower room imports a higher one": ("kvcore/plan/groups.py", "import kvcore.manage", "Imports only go downwards"),
     "two rooms import each other": (
         "kvcore/memory/views.py",
         "import kvcore.attention.query",
         "Imports only go downwards",
     ),
-    "the logical half imports torch": (
-        "kvcore/manage/__init__.py",
-        "import torch",
-        "The logical half holds no tensor",
-    ),
+    "the logical half imports torch": ("kvcore/manage/__init__.py", "import torch", "The logical half holds no tensor"),
     "the logical half imports memory": (
         "kvcore/plan/config.py",
         "from kvcore import memory",

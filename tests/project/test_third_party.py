@@ -13,10 +13,18 @@ from support.tutorial import Command, Piece, Scratch, files, matches, parse
 EXAMPLE = "kvcore-example/"
 # What the page has to show, whoever rewrites it.
 SHOWN = (
-    "pip install", "--help", "kvcore conform backend=example", "kvcore conform backend=all",
-    "kvcore.testing.suite --kvcore-backend example", "kvcore run backend=example",
-    "backends.example.x=8", "cache.content=", "cache.retention=", "kvcore diff", "pip uninstall",
-)  # fmt: skip
+    "pip install",
+    "--help",
+    "kvcore conform backend=example",
+    "kvcore conform backend=all",
+    "kvcore.testing.suite --kvcore-backend example",
+    "kvcore run backend=example",
+    "backends.example.x=8",
+    "cache.content=",
+    "cache.retention=",
+    "kvcore diff",
+    "pip uninstall",
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +51,7 @@ def test_the_tutorial_shows_the_example_byte_for_byte(repo: Path, page: str) -> 
     assert shown == kept
 
 
-def test_the_tutorial_runs(
-    repo: Path, page: str, tmp_path_factory: pytest.TempPathFactory, smollm2: Path
-) -> None:
+def test_the_tutorial_runs(repo: Path, page: str, tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> None:
     scratch = Scratch(repo, tmp_path_factory.mktemp("tutorial"))
     steps = parse(page)
     for name, text in files(steps).items():

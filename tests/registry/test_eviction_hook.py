@@ -79,9 +79,7 @@ def test_it_decides(registry: Registry, tmp_path_factory: pytest.TempPathFactory
     assert first_prompt_hits("newest", registry, tmp_path_factory) == 64
 
 
-def test_an_unknown_policy_is_a_typed_error(
-    registry: Registry, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_unknown_policy_is_a_typed_error(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(ConfigError) as caught:
         first_prompt_hits("oldest", registry, tmp_path_factory)
     assert caught.value.field == "cache.eviction"

@@ -99,9 +99,7 @@ def test_a_plugin_whose_hook_raises_is_recorded():
 
 def test_two_plugins_of_one_backend_name_serve_nobody_and_both_are_named():
     twin = variant()
-    registry = load(
-        [source("a", offering(FineSpec), "acme", "1.0"), source("b", offering(twin), "other", "2.0")]
-    )
+    registry = load([source("a", offering(FineSpec), "acme", "1.0"), source("b", offering(twin), "other", "2.0")])
     assert registry.backends == {}
     with pytest.raises(PluginError, match=r"acme 1\.0 and by other 2\.0"):
         registry.backend("fine")
@@ -286,9 +284,7 @@ def test_a_plugin_gets_its_own_options_and_its_errors_are_typed():
 def test_without_our_entry_point_our_backend_is_gone():
     """Our backends have no way in but the entry points of the installed distribution."""
     ours = [s for s in installed_sources() if s.distribution == "kvcore"]
-    assert {p.name for p in distribution("kvcore").entry_points if p.group == "kvcore"} == {
-        s.name for s in ours
-    }
+    assert {p.name for p in distribution("kvcore").entry_points if p.group == "kvcore"} == {s.name for s in ours}
     assert "torch" in load(ours).backends
     without = load([s for s in ours if s.name != "torch"])
     assert "torch" not in without.backends

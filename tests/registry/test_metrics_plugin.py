@@ -11,10 +11,19 @@ from kvcore.registry.loader import load
 from kvcore.registry.records import installed_sources
 
 STEP = {
-    "step": 0, "seconds": 0.03, "scheduled_tokens": 7, "num_running": 2, "num_waiting": 1, "preemptions": 0,
-    "blocks_used": 5, "blocks_total": 63, "prefix_hit_tokens": 16, "prompt_tokens": 40, "output_tokens": 2,
+    "step": 0,
+    "seconds": 0.03,
+    "scheduled_tokens": 7,
+    "num_running": 2,
+    "num_waiting": 1,
+    "preemptions": 0,
+    "blocks_used": 5,
+    "blocks_total": 63,
+    "prefix_hit_tokens": 16,
+    "prompt_tokens": 40,
+    "output_tokens": 2,
     "copied_blocks": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture

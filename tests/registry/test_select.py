@@ -82,12 +82,7 @@ def registry_of(*specs, **hooks):
 
 def choose(registry, choice=None, *, device=CPU, caches=None, queries=None, **kwargs):
     return choose_backends(
-        caches or CACHES,
-        QUERIES if queries is None else queries,
-        device,
-        choice or BackendChoice(),
-        registry,
-        **kwargs,
+        caches or CACHES, QUERIES if queries is None else queries, device, choice or BackendChoice(), registry, **kwargs
     )
 
 
@@ -254,7 +249,5 @@ def test_a_declaration_that_raises_is_unavailable_with_what_it_said():
 
 def test_a_layout_that_does_not_hold_the_content_is_no_layout():
     other = hnd(KVHeads(8, 64, dtype="float32"))
-    row = choose(
-        registry_of(backend("odd", rank=9, layouts=[other]), backend("b", features=("window",)))
-    ).classes[0]
+    row = choose(registry_of(backend("odd", rank=9, layouts=[other]), backend("b", features=("window",)))).classes[0]
     assert statuses(row) == {"odd": "unsupported", "b": "chosen"}

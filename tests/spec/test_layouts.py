@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from kvcore.errors import LayoutError
 from kvcore.spec.content import Content, KVHeads, Latent, Quant, State
-from kvcore.spec.layout import (
-    TOKEN,
-    Axis,
-    KernelBlocks,
-    LayoutField,
-    PageLayout,
-    SizedLayout,
-    hnd,
-    nhd,
-    plain_layout,
-)
+from kvcore.spec.layout import TOKEN, Axis, KernelBlocks, LayoutField, PageLayout, SizedLayout, hnd, nhd, plain_layout
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1, "int32": 4}
 dims = st.integers(1, 6)
@@ -100,9 +90,7 @@ def x_packed(content: KVHeads, x: int) -> PageLayout:
     heads = Axis("head", content.num_kv_heads)
     key = (heads, Axis("dim", content.head_dim // x), Axis(TOKEN, None), Axis("dim", x))
     value = (heads, Axis("dim", content.v_dim), Axis(TOKEN, None))
-    return PageLayout(
-        "x_packed", (LayoutField("k", key, content.dtype), LayoutField("v", value, content.dtype))
-    )
+    return PageLayout("x_packed", (LayoutField("k", key, content.dtype), LayoutField("v", value, content.dtype)))
 
 
 def test_x_packed_keys() -> None:
@@ -201,18 +189,13 @@ def kv_axes(heads: int = 2, dim: int = 4) -> tuple[Axis, ...]:
             id="a dimension is wrong",
         ),
         pytest.param(
-            (LayoutField("k", kv_axes(), "float16"), LayoutField("v", kv_axes(), "bfloat16")),
-            id="a dtype is wrong",
+            (LayoutField("k", kv_axes(), "float16"), LayoutField("v", kv_axes(), "bfloat16")), id="a dtype is wrong"
         ),
         pytest.param(
-            (LayoutField("k", kv_axes(), "float16"), LayoutField("v", kv_axes()[1:], "float16")),
-            id="no token axis",
+            (LayoutField("k", kv_axes(), "float16"), LayoutField("v", kv_axes()[1:], "float16")), id="no token axis"
         ),
         pytest.param(
-            (
-                LayoutField("k", kv_axes(), "float16"),
-                LayoutField("v", (*kv_axes(), Axis("z", None)), "float16"),
-            ),
+            (LayoutField("k", kv_axes(), "float16"), LayoutField("v", (*kv_axes(), Axis("z", None)), "float16")),
             id="an open axis that is no token axis",
         ),
     ],

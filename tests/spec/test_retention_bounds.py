@@ -120,9 +120,7 @@ def splits(total: int, parts: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("make", [Window, Chunk])
-def test_one_budget_serves_all_requests_of_a_step_and_none_smaller_would(
-    make: Callable[[int], Retention],
-) -> None:
+def test_one_budget_serves_all_requests_of_a_step_and_none_smaller_would(make: Callable[[int], Retention]) -> None:
     """Every request sits at its worst offset at once: same length, same step, as a batch of twins does."""
     long = 10_000  # far beyond every cap by the request's own length
     for size in range(1, 12):

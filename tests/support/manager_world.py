@@ -167,9 +167,7 @@ class World:
             person.rows = []
             for g, delta in enumerate(given.deltas[name]):
                 first, ids = rows[g]
-                person.rows.append(
-                    (first + delta.drop_front, ids[delta.drop_front :][: delta.keep] + list(delta.ids))
-                )
+                person.rows.append((first + delta.drop_front, ids[delta.drop_front :][: delta.keep] + list(delta.ids)))
                 assert person.rows[g] == self.manager.table(name, g)
             self.seen["hit"] += hit > 0
             self.check_hit(person, hit, rng)

@@ -17,9 +17,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK = re.compile(
-    r"^```(\{code-block\} )?(\w+)\n(?::caption: (\S+)\n\n)?(.*?)^```$", re.MULTILINE | re.DOTALL
-)
+BLOCK = re.compile(r"^```(\{code-block\} )?(\w+)\n(?::caption: (\S+)\n\n)?(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,5 @@ class Scratch:
         }
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         return subprocess.run(
-            [*programs[words[0]], *words[1:]], cwd=self.folder, env=kept, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+            [*programs[words[0]], *words[1:]], cwd=self.folder, env=kept, capture_output=True, text=True, check=False
+        )

@@ -30,9 +30,8 @@ class Call:
 
 
 def settle(
-    scale: float, softcap: float, causal: bool, left: int, right: int, *, one_query: bool, alibi: bool,
-    width: int,
-) -> Call:  # fmt: skip
+    scale: float, softcap: float, causal: bool, left: int, right: int, *, one_query: bool, alibi: bool, width: int
+) -> Call:
     """The bounds that reach the kernel.
 
     Args:

@@ -20,12 +20,28 @@ Tensor = torch.Tensor
 
 
 def varlen_fwd(
-    q: Tensor, k: Tensor, v: Tensor, out_: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    seqused_k: Tensor | None, leftpad_k_: Tensor | None, block_table_: Tensor | None,
-    alibi_slopes_: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, p_dropout: float,
-    softmax_scale: float, zero_tensors: bool, is_causal: bool, window_size_left: int,
-    window_size_right: int, softcap: float, return_softmax: bool, gen_: object,
-) -> list[Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out_: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqused_k: Tensor | None,
+    leftpad_k_: Tensor | None,
+    block_table_: Tensor | None,
+    alibi_slopes_: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    p_dropout: float,
+    softmax_scale: float,
+    zero_tensors: bool,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    return_softmax: bool,
+    gen_: object,
+) -> list[Tensor]:
     """Sequences of any lengths over pages.
 
     Returns:
@@ -49,9 +65,15 @@ def varlen_fwd(
     starts, ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     check(starts[0] == 0 and starts[-1] == tokens, "emulation: cu_seqlens_q does not cover the queries")
     call = settle(
-        softmax_scale, softcap, is_causal, window_size_left, window_size_right,
-        one_query=max_seqlen_q == 1, alibi=slopes is not None, width=max_seqlen_k,
-    )  # fmt: skip
+        softmax_scale,
+        softcap,
+        is_causal,
+        window_size_left,
+        window_size_right,
+        one_query=max_seqlen_q == 1,
+        alibi=slopes is not None,
+        width=max_seqlen_k,
+    )
     out = torch.empty_like(q) if out_ is None else out_
     lse = torch.empty(heads, tokens, dtype=torch.float32)
     for b in range(batch):
@@ -59,20 +81,32 @@ def varlen_fwd(
         check(rows.stop - rows.start <= max_seqlen_q, "emulation: max_seqlen_q is too small, the grid short")
         check(0 <= count <= max_seqlen_k, "emulation: max_seqlen_k is too small, the grid short")
         own = None if slopes is None else slopes[b]
-        out[rows], lse[:, rows] = attend(
-            q[rows], pages(k, table[b], count), pages(v, table[b], count), call, own
-        )
+        out[rows], lse[:, rows] = attend(q[rows], pages(k, table[b], count), pages(v, table[b], count), call, own)
     return [out, lse, torch.empty(0, dtype=q.dtype), torch.zeros(2, dtype=torch.int64)]
 
 
 def fwd_kvcache(
-    q: Tensor, kcache: Tensor, vcache: Tensor, k_: Tensor | None, v_: Tensor | None,
-    seqlens_k_: Tensor | None, rotary_cos_: Tensor | None, rotary_sin_: Tensor | None,
-    cache_batch_idx_: Tensor | None, leftpad_k_: Tensor | None, block_table_: Tensor | None,
-    alibi_slopes_: Tensor | None, out_: Tensor | None, softmax_scale: float, is_causal: bool,
-    window_size_left: int, window_size_right: int, softcap: float, is_rotary_interleaved: bool,
+    q: Tensor,
+    kcache: Tensor,
+    vcache: Tensor,
+    k_: Tensor | None,
+    v_: Tensor | None,
+    seqlens_k_: Tensor | None,
+    rotary_cos_: Tensor | None,
+    rotary_sin_: Tensor | None,
+    cache_batch_idx_: Tensor | None,
+    leftpad_k_: Tensor | None,
+    block_table_: Tensor | None,
+    alibi_slopes_: Tensor | None,
+    out_: Tensor | None,
+    softmax_scale: float,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    is_rotary_interleaved: bool,
     num_splits: int,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Sequences of one query length over pages.
 
     Returns:
@@ -97,14 +131,18 @@ def fwd_kvcache(
     check(num_splits <= 128, "num_splits > 128 not supported")
     slopes = check_slopes(alibi_slopes_, batch, heads)
     call = settle(
-        softmax_scale, softcap, is_causal, window_size_left, window_size_right,
-        one_query=queries == 1, alibi=slopes is not None, width=table.size(1) * kcache.size(1),
-    )  # fmt: skip
+        softmax_scale,
+        softcap,
+        is_causal,
+        window_size_left,
+        window_size_right,
+        one_query=queries == 1,
+        alibi=slopes is not None,
+        width=table.size(1) * kcache.size(1),
+    )
     out = torch.empty_like(q) if out_ is None else out_
     lse = torch.empty(batch, heads, queries, dtype=torch.float32)
     for b, count in enumerate(lengths.tolist()):
         own = None if slopes is None else slopes[b]
-        out[b], lse[b] = attend(
-            q[b], pages(kcache, table[b], count), pages(vcache, table[b], count), call, own
-        )
+        out[b], lse[b] = attend(q[b], pages(kcache, table[b], count), pages(vcache, table[b], count), call, own)
     return [out, lse]

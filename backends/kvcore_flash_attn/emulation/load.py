@@ -30,9 +30,11 @@ def load_interface(variant: Variant) -> ModuleType:
         if variant.module in sys.modules:
             raise BackendUnavailableError(
                 "flash_attn is loaded in this process already; its emulation needs one of its own",
-                field="backends.flash_attn.emulate", got=True, allowed=False,
+                field="backends.flash_attn.emulate",
+                got=True,
+                allowed=False,
                 remedy="start a new process, or leave emulate off",
-            )  # fmt: skip
+            )
         kept = {name: module for name, module in sys.modules.items() if _belongs(name, package, variant)}
         sys.modules[variant.extension] = extension
         try:

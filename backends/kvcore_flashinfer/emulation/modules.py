@@ -39,10 +39,23 @@ class DecodeModule:
     name: str
 
     def plan(
-        self, float_ws: Tensor, int_ws: Tensor, pinned_ws: Tensor, indptr: Tensor, batch_size: int,
-        num_qo_heads: int, num_kv_heads: int, page_size: int, enable_cuda_graph: bool, window_left: int,
-        logits_soft_cap: float, head_dim_qk: int, head_dim_vo: int, empty_q: Tensor, empty_kv: Tensor,
-    ) -> list[Any]:  # fmt: skip
+        self,
+        float_ws: Tensor,
+        int_ws: Tensor,
+        pinned_ws: Tensor,
+        indptr: Tensor,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        page_size: int,
+        enable_cuda_graph: bool,
+        window_left: int,
+        logits_soft_cap: float,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        empty_q: Tensor,
+        empty_kv: Tensor,
+    ) -> list[Any]:
         """The schedule: here only what `run` must agree with."""
         check_int32(indptr=indptr)
         check_host(indptr=indptr)
@@ -56,11 +69,27 @@ class DecodeModule:
         return [batch_size, num_qo_heads, num_kv_heads, page_size]
 
     def run(
-        self, float_ws: Tensor, int_ws: Tensor, plan_info: list[Any], q: Tensor, k: Tensor, v: Tensor,
-        indptr: Tensor, indices: Tensor, last_page_len: Tensor, out: Tensor, lse: Tensor | None, layout: int,
-        window_left: int, enable_pdl: bool, alibi_slopes: Tensor | None, logits_soft_cap: float,
-        sm_scale: float, rope_rcp_scale: float, rope_rcp_theta: float,
-    ) -> None:  # fmt: skip
+        self,
+        float_ws: Tensor,
+        int_ws: Tensor,
+        plan_info: list[Any],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        layout: int,
+        window_left: int,
+        enable_pdl: bool,
+        alibi_slopes: Tensor | None,
+        logits_soft_cap: float,
+        sm_scale: float,
+        rope_rcp_scale: float,
+        rope_rcp_theta: float,
+    ) -> None:
         """One query a sequence."""
         check_int32(paged_kv_indptr=indptr, paged_kv_indices=indices, paged_kv_last_page_len=last_page_len)
         check_strides(k, v)
@@ -83,11 +112,27 @@ class PrefillModule:
     name: str
 
     def plan(
-        self, float_ws: Tensor, int_ws: Tensor, pinned_ws: Tensor, qo_indptr: Tensor, kv_indptr: Tensor,
-        kv_lens: Tensor, total_num_rows: int, batch_size: int, num_qo_heads: int, num_kv_heads: int,
-        page_size: int, enable_cuda_graph: bool, head_dim_qk: int, head_dim_vo: int, causal: bool,
-        window_left: int, fixed_split_size: int, disable_split_kv: bool, num_colocated_ctas: int = 0,
-    ) -> list[Any]:  # fmt: skip
+        self,
+        float_ws: Tensor,
+        int_ws: Tensor,
+        pinned_ws: Tensor,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        kv_lens: Tensor,
+        total_num_rows: int,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        page_size: int,
+        enable_cuda_graph: bool,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int,
+        disable_split_kv: bool,
+        num_colocated_ctas: int = 0,
+    ) -> list[Any]:
         """The schedule: here only what `paged_run` must agree with."""
         check_host(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
         check_read_as_int32(qo_indptr=qo_indptr, kv_indptr=kv_indptr)
@@ -95,14 +140,37 @@ class PrefillModule:
         return [total_num_rows, num_qo_heads, num_kv_heads, page_size, causal, window_left]
 
     def paged_run(
-        self, float_ws: Tensor, int_ws: Tensor, plan_info: list[Any], q: Tensor, k: Tensor, v: Tensor,
-        qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, out: Tensor,
-        lse: Tensor | None, mask_mode: int, layout: int, window_left: int, enable_pdl: bool,
-        custom_mask: Tensor | None, mask_indptr: Tensor | None, alibi_slopes: Tensor | None,
-        prefix_len: Tensor | None, token_pos: Tensor | None, max_item_len: Tensor | None,
-        k_block_scales: Tensor | None, v_block_scales: Tensor | None, logits_soft_cap: float,
-        sm_scale: float, rope_rcp_scale: float, rope_rcp_theta: float, token_pos_len: int,
-    ) -> None:  # fmt: skip
+        self,
+        float_ws: Tensor,
+        int_ws: Tensor,
+        plan_info: list[Any],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        qo_indptr: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        mask_mode: int,
+        layout: int,
+        window_left: int,
+        enable_pdl: bool,
+        custom_mask: Tensor | None,
+        mask_indptr: Tensor | None,
+        alibi_slopes: Tensor | None,
+        prefix_len: Tensor | None,
+        token_pos: Tensor | None,
+        max_item_len: Tensor | None,
+        k_block_scales: Tensor | None,
+        v_block_scales: Tensor | None,
+        logits_soft_cap: float,
+        sm_scale: float,
+        rope_rcp_scale: float,
+        rope_rcp_theta: float,
+        token_pos_len: int,
+    ) -> None:
         """Sequences of any query lengths."""
         check(mask_mode in (NON_CAUSAL, CAUSAL), "emulation: custom masks are not emulated")
         check(k_block_scales is None and v_block_scales is None, "emulation: nvfp4 is not emulated")
@@ -135,9 +203,7 @@ class LaterPrefillModule(PrefillModule):
         return super().plan(*known)
 
 
-def _store(
-    out: Tensor, lse: Tensor | None, rows: slice, q: Tensor, pages: Pages, b: int, variant: Variant
-) -> None:
+def _store(out: Tensor, lse: Tensor | None, rows: slice, q: Tensor, pages: Pages, b: int, variant: Variant) -> None:
     result, sums = attend(q[rows], pages, b, variant)
     out[rows] = result.to(out.dtype)
     if lse is not None:

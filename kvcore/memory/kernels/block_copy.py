@@ -48,11 +48,20 @@ def copy_blocks(
         source_LFNB, from_n = held, rows
     source, target = _widest(source_LFNB, target_LFNB)
     args = {
-        "source_ptr": source, "target_ptr": target, "from_ptr": from_n, "to_ptr": to_n,
-        "source_layer": source.stride(0), "source_run": source.stride(1), "source_block": source.stride(2),
-        "target_layer": target.stride(0), "target_run": target.stride(1), "target_block": target.stride(2),
-        "runs": runs, "width": source.shape[3], "BLOCK": BLOCK,
-    }  # fmt: skip
+        "source_ptr": source,
+        "target_ptr": target,
+        "from_ptr": from_n,
+        "to_ptr": to_n,
+        "source_layer": source.stride(0),
+        "source_run": source.stride(1),
+        "source_block": source.stride(2),
+        "target_layer": target.stride(0),
+        "target_run": target.stride(1),
+        "target_block": target.stride(2),
+        "runs": runs,
+        "width": source.shape[3],
+        "BLOCK": BLOCK,
+    }
     launcher(copy_pieces, (len(from_n), layers * runs), args, num_warps=4)
 
 
@@ -73,10 +82,15 @@ def zero_blocks(view_LFNB: torch.Tensor, blocks_n: torch.Tensor, *, interpret: b
     (target,) = _widest(view_LFNB)
     layers, runs, _, width = target.shape
     args = {
-        "target_ptr": target, "blocks_ptr": blocks_n, "target_layer": target.stride(0),
-        "target_run": target.stride(1), "target_block": target.stride(2), "runs": runs, "width": width,
+        "target_ptr": target,
+        "blocks_ptr": blocks_n,
+        "target_layer": target.stride(0),
+        "target_run": target.stride(1),
+        "target_block": target.stride(2),
+        "runs": runs,
+        "width": width,
         "BLOCK": BLOCK,
-    }  # fmt: skip
+    }
     launcher(zero_pieces, (len(blocks_n), layers * runs), args, num_warps=4)
 
 

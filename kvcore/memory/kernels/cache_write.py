@@ -50,9 +50,7 @@ def write_slots(
         write_tokens(field, values[kept], blocks, offsets)
         return
     if not 3 <= field_NP.dim() <= 4:
-        raise LayoutError(
-            "the plain write takes fields of one or two axes", field="field", got=tuple(field_NP.shape)
-        )
+        raise LayoutError("the plain write takes fields of one or two axes", field="field", got=tuple(field_NP.shape))
     from kvcore.memory.kernels.triton_kernels import write_slots as kernel
 
     # Bytes move as they are; an fp8 pointer would only make them a type that not every target has.
@@ -61,12 +59,21 @@ def write_slots(
         field, values = field.unsqueeze(2), values.unsqueeze(1)
     inner = field.shape[3]
     args = {
-        "field_ptr": field, "values_ptr": values, "slots_ptr": slots_T,
-        "field_block": field.stride(0), "field_token": field.stride(1), "field_outer": field.stride(2),
-        "field_inner": field.stride(3), "values_token": values.stride(0), "values_outer": values.stride(1),
-        "values_inner": values.stride(2), "block_size": size, "inner": inner,
-        "total": field.shape[2] * inner, "BLOCK": BLOCK,
-    }  # fmt: skip
+        "field_ptr": field,
+        "values_ptr": values,
+        "slots_ptr": slots_T,
+        "field_block": field.stride(0),
+        "field_token": field.stride(1),
+        "field_outer": field.stride(2),
+        "field_inner": field.stride(3),
+        "values_token": values.stride(0),
+        "values_outer": values.stride(1),
+        "values_inner": values.stride(2),
+        "block_size": size,
+        "inner": inner,
+        "total": field.shape[2] * inner,
+        "BLOCK": BLOCK,
+    }
     launcher(kernel, (len(slots_T),), args, num_warps=4)
 
 

@@ -45,11 +45,20 @@ def slot_mapping(
     from kvcore.memory.kernels.triton_kernels import slots_of_tokens
 
     args = {
-        "table_ptr": table_SN, "table_stride": table_SN.stride(0), "first_block_ptr": first_block_S,
-        "rows_ptr": rows_T, "positions_ptr": positions_T, "out_ptr": out_T, "tokens": tokens,
-        "total": len(out_T), "block_size": block_size, "columns": table_SN.shape[1], "world": world,
-        "rank": rank, "BLOCK": BLOCK,
-    }  # fmt: skip
+        "table_ptr": table_SN,
+        "table_stride": table_SN.stride(0),
+        "first_block_ptr": first_block_S,
+        "rows_ptr": rows_T,
+        "positions_ptr": positions_T,
+        "out_ptr": out_T,
+        "tokens": tokens,
+        "total": len(out_T),
+        "block_size": block_size,
+        "columns": table_SN.shape[1],
+        "world": world,
+        "rank": rank,
+        "BLOCK": BLOCK,
+    }
     launcher(slots_of_tokens, (-(-len(out_T) // BLOCK),), args, num_warps=4)
 
 
@@ -90,11 +99,20 @@ def slot_mapping_of_step(
     from kvcore.memory.kernels.triton_kernels import slots_of_sequences
 
     args = {
-        "table_ptr": table_SN, "table_stride": table_SN.stride(0), "first_block_ptr": first_block_S,
-        "starts_ptr": query_start_loc, "computed_ptr": num_computed_S, "out_ptr": out_T, "seqs": seqs,
-        "total": len(out_T), "block_size": block_size, "columns": table_SN.shape[1], "world": world,
-        "rank": rank, "BLOCK": BLOCK,
-    }  # fmt: skip
+        "table_ptr": table_SN,
+        "table_stride": table_SN.stride(0),
+        "first_block_ptr": first_block_S,
+        "starts_ptr": query_start_loc,
+        "computed_ptr": num_computed_S,
+        "out_ptr": out_T,
+        "seqs": seqs,
+        "total": len(out_T),
+        "block_size": block_size,
+        "columns": table_SN.shape[1],
+        "world": world,
+        "rank": rank,
+        "BLOCK": BLOCK,
+    }
     launcher(slots_of_sequences, (seqs + 1,), args, num_warps=4)
 
 
@@ -113,8 +131,6 @@ def _in_torch(
     if world > 1:
         # Another rank's last token can lie one block further than this rank's table reaches.
         columns_T = columns_T.clamp_(max=table_SN.shape[1] - 1)
-    torch.add(
-        table_SN[rows_T, columns_T].to(torch.int64) * block_size, local_T.remainder(block_size), out=out_T
-    )
+    torch.add(table_SN[rows_T, columns_T].to(torch.int64) * block_size, local_T.remainder(block_size), out=out_T)
     if world > 1:
         out_T.masked_fill_(positions_T.remainder(world) != rank, -1)

@@ -22,10 +22,20 @@ def slot_of(table_row_ptr, first_block, position, block_size, columns, world, ra
 
 @triton.jit(do_not_specialize=["tokens", "total", "columns"])
 def slots_of_tokens(
-    table_ptr, table_stride, first_block_ptr, rows_ptr, positions_ptr, out_ptr,
-    tokens, total, block_size, columns, world, rank,
+    table_ptr,
+    table_stride,
+    first_block_ptr,
+    rows_ptr,
+    positions_ptr,
+    out_ptr,
+    tokens,
+    total,
+    block_size,
+    columns,
+    world,
+    rank,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK tokens, each with its row and position; those after `tokens` become -1."""
     t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = t < tokens
@@ -38,10 +48,20 @@ def slots_of_tokens(
 
 @triton.jit(do_not_specialize=["seqs", "total", "columns"])
 def slots_of_sequences(
-    table_ptr, table_stride, first_block_ptr, starts_ptr, computed_ptr, out_ptr,
-    seqs, total, block_size, columns, world, rank,
+    table_ptr,
+    table_stride,
+    first_block_ptr,
+    starts_ptr,
+    computed_ptr,
+    out_ptr,
+    seqs,
+    total,
+    block_size,
+    columns,
+    world,
+    rank,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program a sequence, from query starts; the last program makes the padding -1."""
     s = tl.program_id(0)
     begin = tl.load(starts_ptr + s)
@@ -64,10 +84,20 @@ def slots_of_sequences(
 
 @triton.jit(do_not_specialize=["width", "runs"])
 def copy_pieces(
-    source_ptr, target_ptr, from_ptr, to_ptr,
-    source_layer, source_run, source_block, target_layer, target_run, target_block, runs, width,
+    source_ptr,
+    target_ptr,
+    from_ptr,
+    to_ptr,
+    source_layer,
+    source_run,
+    source_block,
+    target_layer,
+    target_run,
+    target_block,
+    runs,
+    width,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one run of one block in one layer, from source to target; units of the pointers' type."""
     n, piece = tl.program_id(0), tl.program_id(1)
     layer, run = (piece // runs).to(tl.int64), (piece % runs).to(tl.int64)
@@ -80,9 +110,7 @@ def copy_pieces(
 
 
 @triton.jit(do_not_specialize=["width", "runs"])
-def zero_pieces(
-    target_ptr, blocks_ptr, target_layer, target_run, target_block, runs, width, BLOCK: tl.constexpr
-):
+def zero_pieces(target_ptr, blocks_ptr, target_layer, target_run, target_block, runs, width, BLOCK: tl.constexpr):
     """One program: zeros into one run of one block in one layer."""
     n, piece = tl.program_id(0), tl.program_id(1)
     layer, run = (piece // runs).to(tl.int64), (piece % runs).to(tl.int64)
@@ -95,11 +123,21 @@ def zero_pieces(
 
 @triton.jit(do_not_specialize=["inner", "total"])
 def write_slots(
-    field_ptr, values_ptr, slots_ptr,
-    field_block, field_token, field_outer, field_inner, values_token, values_outer, values_inner,
-    block_size, inner, total,
+    field_ptr,
+    values_ptr,
+    slots_ptr,
+    field_block,
+    field_token,
+    field_outer,
+    field_inner,
+    values_token,
+    values_outer,
+    values_inner,
+    block_size,
+    inner,
+    total,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one token into its slot; -1 writes nothing. An element is (outer, inner)."""
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + t)
@@ -108,7 +146,5 @@ def write_slots(
         for start in range(0, total, BLOCK):
             i = start + tl.arange(0, BLOCK)
             a, b = i // inner, i % inner
-            value = tl.load(
-                values_ptr + t * values_token + a * values_outer + b * values_inner, mask=i < total
-            )
+            value = tl.load(values_ptr + t * values_token + a * values_outer + b * values_inner, mask=i < total)
             tl.store(field_ptr + target + a * field_outer + b * field_inner, value, mask=i < total)

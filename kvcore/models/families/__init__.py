@@ -42,8 +42,7 @@ def adapters_by_type(adapters: Sequence[type[ModelAdapter]] = ()) -> dict[str, t
                 raise PluginError(
                     f"two model adapters claim the model type {name}",
                     field="kvcore_model_adapters",
-                    got=f"{table[name].__module__}.{table[name].__name__} and "
-                    f"{adapter.__module__}.{adapter.__name__}",
+                    got=f"{table[name].__module__}.{table[name].__name__} and {adapter.__module__}.{adapter.__name__}",
                     remedy="uninstall one of the plugins",
                 )
             table[name] = adapter
@@ -79,10 +78,7 @@ def model_facts(
     for kind in (fields.model_type, outer):
         if name is None and kind in UNPLANNED:
             raise ModelError(
-                f"{kind} cannot be planned: {UNPLANNED[kind]}",
-                field="model_type",
-                got=kind,
-                allowed=sorted(table),
+                f"{kind} cannot be planned: {UNPLANNED[kind]}", field="model_type", got=kind, allowed=sorted(table)
             )
     if name is None:
         raise ModelError(

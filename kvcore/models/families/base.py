@@ -178,8 +178,10 @@ def eos_ids(fields: Fields) -> tuple[int, ...]:
         if isinstance(i, bool) or not isinstance(i, int) or i < 0:
             raise ModelError(
                 "eos_token_id in config.json is not usable",
-                field="eos_token_id", got=value, allowed="a token id, or a list of them",
-            )  # fmt: skip
+                field="eos_token_id",
+                got=value,
+                allowed="a token id, or a list of them",
+            )
     return tuple(kept)
 
 
@@ -218,8 +220,10 @@ def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: Cach
         # A latent page has no field for other scales.
         raise ModelError(
             "a latent cache has room for one scale a layer only",
-            field="cache.scales", got=f"{cached} with {quant.granularity}", allowed="fp8 with tensor scales",
-        )  # fmt: skip
+            field="cache.scales",
+            got=f"{cached} with {quant.granularity}",
+            allowed="fp8 with tensor scales",
+        )
     spec = KVCacheSpec(Latent(part.rank, part.rope_dim, cached), Full())
     if part.num_heads == 0:
         return CacheFacts(cache_id, spec, None)
@@ -262,16 +266,20 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
     towers = [t for t in ("vision_config", "audio_config", "text_config") if fields.outer.get(t)]
     if towers:
         yield Refusal(
-            towers[0], "present", "it is multimodal; run serves text-only checkpoints",
+            towers[0],
+            "present",
+            "it is multimodal; run serves text-only checkpoints",
             "use a text-only checkpoint of the model",
-        )  # fmt: skip
+        )
     quantized = fields.mapping("quantization_config", "compression_config")
     if quantized:
         method = quantized.get("quant_method") or quantized.get("quant_algo") or "unnamed"
         yield Refusal(
-            "quantization_config", method, "its weights are quantized and need kernels that kvcore lacks",
+            "quantization_config",
+            method,
+            "its weights are quantized and need kernels that kvcore lacks",
             "use an unquantized (bfloat16) checkpoint, or dequantize it first",
-        )  # fmt: skip
+        )
     if fields.flag("is_encoder_decoder"):
         yield Refusal("is_encoder_decoder", True, "it is an encoder-decoder; run serves decoders")
     if fields.rope_type in ("longrope", "su", "dynamic"):
@@ -281,11 +289,12 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
         if limit is None and fields.rope_type == "dynamic":
             limit = fields.integer("max_position_embeddings")
         yield Refusal(
-            "rope_parameters.rope_type", fields.rope_type,
+            "rope_parameters.rope_type",
+            fields.rope_type,
             "its rotary frequencies depend on the longest sequence of the batch beyond the original length",
             None if limit is None else f"set engine.max_model_len={limit} or less",
             applies_above=limit if isinstance(limit, int) else None,
-        )  # fmt: skip
+        )
 
 
 def content_refusals(caches: Sequence[CacheFacts]) -> Iterable[Refusal]:
@@ -294,13 +303,9 @@ def content_refusals(caches: Sequence[CacheFacts]) -> Iterable[Refusal]:
     if "state" in kinds:
         yield Refusal("layer_types", "recurrent", "recurrent state is not served yet")
     if "latent" in kinds:
-        yield Refusal(
-            "cache.mla", "latent", "no backend serves latent caches yet", "set cache.mla=expanded"
-        )  # fmt: skip
+        yield Refusal("cache.mla", "latent", "no backend serves latent caches yet", "set cache.mla=expanded")
 
 
 def unreachable(model_type: str) -> Refusal:
     """The refusal of modules that compute attention without asking the attention registry."""
-    return Refusal(
-        "model_type", model_type, "its attention in transformers 5.24 ignores the attention registry"
-    )
+    return Refusal("model_type", model_type, "its attention in transformers 5.24 ignores the attention registry")

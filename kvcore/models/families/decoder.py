@@ -15,10 +15,29 @@ class FullAttention(FamilyAdapter):
     """Keys and values of every head group, every token, causal."""
 
     model_types: ClassVar[tuple[str, ...]] = (
-        "llama", "mistral3", "ministral3", "gemma", "cohere", "olmo", "olmo2", "olmoe", "glm", "glm4",
-        "glm4_moe", "seed_oss", "minimax_m2", "ernie4_5", "phi", "qwen3_vl_text", "qwen3_vl_moe_text",
-        "qwen3_vl", "qwen3_vl_moe", "internlm2", "minicpm", "baichuan",
-    )  # fmt: skip
+        "llama",
+        "mistral3",
+        "ministral3",
+        "gemma",
+        "cohere",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "seed_oss",
+        "minimax_m2",
+        "ernie4_5",
+        "phi",
+        "qwen3_vl_text",
+        "qwen3_vl_moe_text",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "internlm2",
+        "minicpm",
+        "baichuan",
+    )
     remote = frozenset({"internlm2", "minicpm", "baichuan"})
     unproven = frozenset({"mistral3", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_text", "qwen3_vl_moe_text"})
 
@@ -35,9 +54,7 @@ class StableLm(FullAttention):
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """The context of a step cannot reach its attention."""
         yield Refusal(
-            "model_type",
-            "stablelm",
-            "its modules in transformers 5.24 pass no keyword arguments to attention",
+            "model_type", "stablelm", "its modules in transformers 5.24 pass no keyword arguments to attention"
         )
 
 
@@ -48,9 +65,7 @@ class Granite(FullAttention):
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """As a plain decoder, with its own scale."""
-        yield Heads(
-            fields.heads, fields.kv_heads, fields.head_dim, scale=fields.number("attention_multiplier", 1.0)
-        )
+        yield Heads(fields.heads, fields.kv_heads, fields.head_dim, scale=fields.number("attention_multiplier", 1.0))
 
 
 class UniformWindow(FamilyAdapter):
@@ -92,11 +107,4 @@ class MiniMaxSparse(FullAttention):
         yield "the sparse indexer's own keys are not counted"
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (
-    FullAttention,
-    StableLm,
-    Granite,
-    UniformWindow,
-    Qwen3Moe,
-    MiniMaxSparse,
-)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (FullAttention, StableLm, Granite, UniformWindow, Qwen3Moe, MiniMaxSparse)

@@ -19,13 +19,7 @@ class LatentAttention(FamilyAdapter):
     transformers' modules hand them over.
     """
 
-    model_types: ClassVar[tuple[str, ...]] = (
-        "deepseek_v2",
-        "deepseek_v3",
-        "minicpm3",
-        "kimi_k2",
-        "glm4_moe_lite",
-    )
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3", "minicpm3", "kimi_k2", "glm4_moe_lite")
     remote = frozenset({"kimi_k2"})
 
     def scale(self, fields: Fields) -> float:
@@ -87,12 +81,9 @@ def latent_part(fields: Fields, scale: float, cache: CacheChoice) -> Part:
         return Heads(heads, heads, head_dim(fields), fields.integer("v_head_dim"), scale=scale)
     if cache.mla not in ("latent", "auto"):
         raise ModelError(
-            "unknown form of latent attention",
-            field="cache.mla", got=cache.mla, allowed=("auto", "latent", "expanded"),
-        )  # fmt: skip
-    return LatentHeads(
-        fields.heads, fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim"), scale=scale
-    )
+            "unknown form of latent attention", field="cache.mla", got=cache.mla, allowed=("auto", "latent", "expanded")
+        )
+    return LatentHeads(fields.heads, fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim"), scale=scale)
 
 
 def indexer_types(fields: Fields) -> list[str] | None:
@@ -105,8 +96,10 @@ def indexer_types(fields: Fields) -> list[str] | None:
         if len(pattern) < fields.layers or set(pattern) - {"F", "S"}:
             raise ModelError(
                 "index_topk_pattern in config.json is not usable",
-                field="index_topk_pattern", got=pattern, allowed="F or S for each layer",
-            )  # fmt: skip
+                field="index_topk_pattern",
+                got=pattern,
+                allowed="F or S for each layer",
+            )
         return ["full" if c == "F" else "shared" for c in pattern]
     every = fields.integer("index_topk_freq", 1)
     if every == 1:

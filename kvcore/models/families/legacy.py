@@ -51,9 +51,7 @@ class Gpt2(FamilyAdapter):
         """One option has a code path of its own."""
         if fields.flag("reorder_and_upcast_attn"):
             yield Refusal(
-                "reorder_and_upcast_attn",
-                True,
-                "with this option its attention ignores the attention registry",
+                "reorder_and_upcast_attn", True, "with this option its attention ignores the attention registry"
             )
 
 
@@ -97,10 +95,13 @@ class Alibi(FamilyAdapter):
         """One full cache a layer."""
         options = fields.section("attn_config")
         yield Heads(
-            fields.heads, options.integer("kv_n_heads", fields.heads), fields.head_dim,
+            fields.heads,
+            options.integer("kv_n_heads", fields.heads),
+            fields.head_dim,
             scale=None if options.get("softmax_scale") is None else options.number("softmax_scale"),
-            softcap=None, alibi=options.flag("alibi", True),
-        )  # fmt: skip
+            softcap=None,
+            alibi=options.flag("alibi", True),
+        )
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """Its modules call attention by themselves."""

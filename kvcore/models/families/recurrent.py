@@ -19,11 +19,20 @@ from kvcore.models.families.latent import head_dim, latent_part
 
 ATTENTION, STATE, BOTH, NEITHER = "attention", "state", "both", "neither"
 KINDS = {
-    "attention": ATTENTION, "full_attention": ATTENTION, "*": ATTENTION,
-    "mamba": STATE, "mamba2": STATE, "linear_attention": STATE, "conv": STATE, "M": STATE,
+    "attention": ATTENTION,
+    "full_attention": ATTENTION,
+    "*": ATTENTION,
+    "mamba": STATE,
+    "mamba2": STATE,
+    "linear_attention": STATE,
+    "conv": STATE,
+    "M": STATE,
     "hybrid": BOTH,
-    "mlp": NEITHER, "moe": NEITHER, "-": NEITHER, "E": NEITHER,
-}  # fmt: skip
+    "mlp": NEITHER,
+    "moe": NEITHER,
+    "-": NEITHER,
+    "E": NEITHER,
+}
 
 
 class Hybrid(FamilyAdapter):
@@ -68,9 +77,7 @@ def state_dtype(fields: Fields) -> str | None:
     """Element type of the recurrence where the config names one; None is the model's."""
     name = fields.get("mamba_ssm_dtype", fields.get("mamba_ssm_cache_dtype"))
     if name is not None and name not in MODEL_DTYPES:
-        raise ModelError(
-            "unknown element type of a state", field="mamba_ssm_dtype", got=name, allowed=MODEL_DTYPES
-        )
+        raise ModelError("unknown element type of a state", field="mamba_ssm_dtype", got=name, allowed=MODEL_DTYPES)
     return None if name is None else str(name)
 
 
@@ -92,9 +99,7 @@ class Mamba1(Hybrid):
 
     def state(self, fields: Fields) -> Recurrent:
         """[inner, w - 1] and [inner, N]."""
-        inner = fields.integer(
-            "intermediate_size", fields.integer("expand", 2) * fields.integer("hidden_size")
-        )
+        inner = fields.integer("intermediate_size", fields.integer("expand", 2) * fields.integer("hidden_size"))
         states = fields.integer("state_size", 16)
         return conv_and_ssm(fields, inner, fields.integer("conv_kernel", 4), (inner, states))
 
@@ -106,10 +111,7 @@ class Jamba(Hybrid):
 
     def default_kind(self, fields: Fields, index: int) -> str:
         """Attention at the offset of each period."""
-        period, offset = (
-            fields.integer("attn_layer_period", 8),
-            fields.integer("attn_layer_offset", 4, least=0),
-        )
+        period, offset = (fields.integer("attn_layer_period", 8), fields.integer("attn_layer_offset", 4, least=0))
         return ATTENTION if index % period == offset else STATE
 
     def state(self, fields: Fields) -> Recurrent:
@@ -129,8 +131,12 @@ class Mamba2(Hybrid):
 
     model_types = ("mamba2",)
     names: ClassVar[tuple[tuple[str, int], ...]] = (
-        ("num_heads", 128), ("head_dim", 64), ("state_size", 128), ("n_groups", 8), ("conv_kernel", 4),
-    )  # fmt: skip
+        ("num_heads", 128),
+        ("head_dim", 64),
+        ("state_size", 128),
+        ("n_groups", 8),
+        ("conv_kernel", 4),
+    )
 
     def default_kind(self, fields: Fields, index: int) -> str:
         """State."""
@@ -174,9 +180,12 @@ class NemotronH(Mamba2):
 
     model_types = ("nemotron_h",)
     names = (
-        ("mamba_num_heads", 128), ("mamba_head_dim", 64), ("ssm_state_size", 128), ("n_groups", 8),
+        ("mamba_num_heads", 128),
+        ("mamba_head_dim", 64),
+        ("ssm_state_size", 128),
+        ("n_groups", 8),
         ("conv_kernel", 4),
-    )  # fmt: skip
+    )
 
     def kinds(self, fields: Fields) -> list[str]:
         """One letter a layer in `hybrid_override_pattern`, else listed."""
@@ -186,8 +195,10 @@ class NemotronH(Mamba2):
         if not isinstance(pattern, str) or not pattern or set(pattern) - set("M*-E"):
             raise ModelError(
                 "config.json does not say which layers keep what",
-                field="hybrid_override_pattern", got=pattern, allowed="a text of M, *, - and E",
-            )  # fmt: skip
+                field="hybrid_override_pattern",
+                got=pattern,
+                allowed="a text of M, *, - and E",
+            )
         return [KINDS[letter] for letter in pattern]
 
 
@@ -196,9 +207,12 @@ class Granite(Mamba2):
 
     model_types = ("granitemoehybrid",)
     names = (
-        ("mamba_n_heads", 128), ("mamba_d_head", 64), ("mamba_d_state", 256), ("mamba_n_groups", 1),
+        ("mamba_n_heads", 128),
+        ("mamba_d_head", 64),
+        ("mamba_d_state", 256),
+        ("mamba_n_groups", 1),
         ("mamba_d_conv", 4),
-    )  # fmt: skip
+    )
 
     def attention(self, fields: Fields, cache: CacheChoice) -> Part:
         """The scale is a field of the config."""
@@ -243,10 +257,7 @@ class GatedDeltaNet(Hybrid):
 
     def state(self, fields: Fields) -> Recurrent:
         """[2 Hk Dk + Hv Dv, w - 1] and [Hv, Dk, Dv]."""
-        keys, values = (
-            fields.integer("linear_num_key_heads", 16),
-            fields.integer("linear_num_value_heads", 32),
-        )
+        keys, values = (fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32))
         key_dim, value_dim = (fields.integer(f"linear_{n}_head_dim", 128) for n in ("key", "value"))
         channels = 2 * keys * key_dim + values * value_dim
         width = fields.integer("linear_conv_kernel_dim", 4)
@@ -303,5 +314,15 @@ class ShortConv(Hybrid):
 
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (
-    Mamba1, Jamba, Mamba2, Zamba2, NemotronH, Granite, Bamba, FalconH1, GatedDeltaNet, KimiLinear, ShortConv,
-)  # fmt: skip
+    Mamba1,
+    Jamba,
+    Mamba2,
+    Zamba2,
+    NemotronH,
+    Granite,
+    Bamba,
+    FalconH1,
+    GatedDeltaNet,
+    KimiLinear,
+    ShortConv,
+)

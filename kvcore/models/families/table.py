@@ -10,15 +10,29 @@ from kvcore.models.families import adapters_by_type
 
 # One config that every adapter can read: small, and with the fields that have no default anywhere.
 SAMPLE = {
-    "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "vocab_size": 256,
-    "dtype": "float32", "sliding_window": 16,
-    "attention_chunk_size": 16, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16, "v_head_dim": 16, "num_kv_shared_layers": 2,
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "vocab_size": 256,
+    "dtype": "float32",
+    "sliding_window": 16,
+    "attention_chunk_size": 16,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_kv_shared_layers": 2,
     "hybrid_override_pattern": "M*-EM*-E",
-    "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "full_attn_idxs": [1, 3],
+    "d_model": 64,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "full_attn_idxs": [1, 3],
     "hybrid_layer_ids": [1, 3],
-}  # fmt: skip
+}
 
 
 class BridgedRow(NamedTuple):

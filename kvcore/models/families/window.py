@@ -37,9 +37,7 @@ class MixedLayers(FamilyAdapter):
         listed = fields.listing("layer_types", fields.layers)
         kind = self.default_type(fields, index) if listed is None else listed[index]
         if kind not in (FULL, SLIDING, CHUNKED):
-            raise ModelError(
-                "unknown kind of layer", field="layer_types", got=kind, allowed=(FULL, SLIDING, CHUNKED)
-            )
+            raise ModelError("unknown kind of layer", field="layer_types", got=kind, allowed=(FULL, SLIDING, CHUNKED))
         return str(kind)
 
     def mask(self, fields: Fields, index: int) -> Mask:
@@ -56,9 +54,8 @@ class MixedLayers(FamilyAdapter):
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer."""
         yield Heads(
-            fields.heads, fields.kv_heads, fields.head_dim,
-            mask=self.mask(fields, index), scale=self.scale(fields),
-        )  # fmt: skip
+            fields.heads, fields.kv_heads, fields.head_dim, mask=self.mask(fields, index), scale=self.scale(fields)
+        )
 
 
 class Ministral(MixedLayers):
@@ -130,9 +127,8 @@ class GptOss(MixedLayers):
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer, with sinks."""
         yield Heads(
-            fields.heads, fields.kv_heads, fields.integer("head_dim", 64),
-            mask=self.mask(fields, index), sinks=True,
-        )  # fmt: skip
+            fields.heads, fields.kv_heads, fields.integer("head_dim", 64), mask=self.mask(fields, index), sinks=True
+        )
 
 
 class Gemma2(MixedLayers):
@@ -153,9 +149,13 @@ class Gemma2(MixedLayers):
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer."""
         yield Heads(
-            fields.heads, fields.kv_heads, fields.integer("head_dim", 256),
-            mask=self.mask(fields, index), scale=self.scale(fields), softcap=self.softcap(fields),
-        )  # fmt: skip
+            fields.heads,
+            fields.kv_heads,
+            fields.integer("head_dim", 256),
+            mask=self.mask(fields, index),
+            scale=self.scale(fields),
+            softcap=self.softcap(fields),
+        )
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """Bidirectional variants are encoders."""
@@ -198,16 +198,22 @@ class SharedTail(Gemma3):
         if not owners:
             raise ModelError(
                 f"layer {index} shares the cache of a {kind} layer, but none comes before the shared ones",
-                field="num_kv_shared_layers", got=count, allowed=f"< {fields.layers}",
-            )  # fmt: skip
+                field="num_kv_shared_layers",
+                got=count,
+                allowed=f"< {fields.layers}",
+            )
         return CacheId(owners[-1])
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer, or another's."""
         yield Heads(
-            fields.heads, self.kv_heads(fields, index), self.dim(fields, index),
-            mask=self.mask(fields, index), scale=self.scale(fields), shares=self.shares(fields, index),
-        )  # fmt: skip
+            fields.heads,
+            self.kv_heads(fields, index),
+            self.dim(fields, index),
+            mask=self.mask(fields, index),
+            scale=self.scale(fields),
+            shares=self.shares(fields, index),
+        )
 
     def kv_heads(self, fields: Fields, index: int) -> int:
         """KV heads of a layer."""
@@ -311,5 +317,16 @@ def has_rope(fields: Fields, index: int) -> bool:
 
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (
-    Ministral, Qwen, Qwen2Moe, SmolLM3, Every4th, GptOss, Gemma2, Gemma3, SharedTail, Gemma4, Llama4, MiMo,
-)  # fmt: skip
+    Ministral,
+    Qwen,
+    Qwen2Moe,
+    SmolLM3,
+    Every4th,
+    GptOss,
+    Gemma2,
+    Gemma3,
+    SharedTail,
+    Gemma4,
+    Llama4,
+    MiMo,
+)

@@ -95,8 +95,7 @@ def _pages(problem: Problem, page: int) -> tuple[torch.Tensor, torch.Tensor, tor
     s = problem.shape
     columns = -(-s.context // page)
     dtype, device = problem.q.dtype, problem.device
-    k, v = (torch.randn(columns * s.batch, page, s.kv_heads, s.head_dim, device=device).to(dtype)
-            for _ in range(2))  # fmt: skip
+    k, v = (torch.randn(columns * s.batch, page, s.kv_heads, s.head_dim, device=device).to(dtype) for _ in range(2))
     table = torch.randperm(columns * s.batch, device=device).int().view(s.batch, columns)
     return k, v, table
 
@@ -121,6 +120,15 @@ def _flashinfer(problem: Problem) -> Call:
     last = torch.full((s.batch,), (s.context - 1) % PAGE + 1, dtype=torch.int32, device=device)
     room = torch.zeros(128 << 20, dtype=torch.uint8, device=device)
     wrapper: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(room, "NHD", use_tensor_cores=True)
-    wrapper.plan(indptr, table.flatten(), last, s.heads, s.kv_heads, s.head_dim, PAGE,
-                 q_data_type=problem.q.dtype, kv_data_type=problem.q.dtype)  # fmt: skip
+    wrapper.plan(
+        indptr,
+        table.flatten(),
+        last,
+        s.heads,
+        s.kv_heads,
+        s.head_dim,
+        PAGE,
+        q_data_type=problem.q.dtype,
+        kv_data_type=problem.q.dtype,
+    )
     return lambda: wrapper.run(problem.q, (k, v))

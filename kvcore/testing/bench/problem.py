@@ -67,8 +67,9 @@ class Shape:
 
     def attention_query(self) -> AttentionQuery:
         """What a backend is asked."""
-        return AttentionQuery("kv", self.dtype, self.stored, self.heads, self.kv_heads, self.head_dim,
-                              self.head_dim, quant=self.quant)  # fmt: skip
+        return AttentionQuery(
+            "kv", self.dtype, self.stored, self.heads, self.kv_heads, self.head_dim, self.head_dim, quant=self.quant
+        )
 
     def read_bytes(self) -> int:
         """Bytes of keys and values that a decode step must read once."""
@@ -122,8 +123,9 @@ class Problem:
         self.attention_group = AttentionGroup(0, self.layer.query, (self.layer,), self.group.layout)
         tokens, dtype = shape.batch * shape.query, torch_dtype(shape.dtype)
         self.q = torch.randn(tokens, shape.heads, shape.head_dim, device=self.device).to(dtype)
-        self.fresh = {n: torch.randn(tokens, shape.kv_heads, shape.head_dim, device=self.device).to(dtype)
-                      for n in ("k", "v")}  # fmt: skip
+        self.fresh = {
+            n: torch.randn(tokens, shape.kv_heads, shape.head_dim, device=self.device).to(dtype) for n in ("k", "v")
+        }
         self.out = torch.empty_like(self.q)
         self.metadata: Any = self.backend.prepare(self.batch, self.attention_group)
 

@@ -14,9 +14,7 @@ from kvcore.testing.planning import Place
 Row = dict[str, Any]
 
 
-def attention_row(
-    shape: Shape, place: Place, bandwidth: float, rounds: int, names: Collection[str] = NAMES
-) -> Row:
+def attention_row(shape: Shape, place: Place, bandwidth: float, rounds: int, names: Collection[str] = NAMES) -> Row:
     """Attention of one shape, beside the peers among `names` that run it here."""
     problem = Problem(shape, place)
     others = peers(problem, names)
@@ -58,10 +56,17 @@ def _index_put(problem: Problem) -> Any:
 def _row(what: str, shape: Shape, place: Place, seconds: float, nbytes: int, bandwidth: float) -> Row:
     limit = nbytes / bandwidth
     return {
-        "what": what, "backend": str(place.spec.name), "phase": shape.phase, **asdict(shape),
-        "cache_dtype": shape.stored, "ms": 1e3 * seconds, "bytes": nbytes,
-        "gb_per_s": nbytes / seconds / 1e9, "of_bandwidth": limit / seconds, "peers_failed": {},
-    }  # fmt: skip
+        "what": what,
+        "backend": str(place.spec.name),
+        "phase": shape.phase,
+        **asdict(shape),
+        "cache_dtype": shape.stored,
+        "ms": 1e3 * seconds,
+        "bytes": nbytes,
+        "gb_per_s": nbytes / seconds / 1e9,
+        "of_bandwidth": limit / seconds,
+        "peers_failed": {},
+    }
 
 
 def table(rows: Iterable[Row]) -> str:
@@ -94,23 +99,24 @@ def small_shapes(what: str, dtype: str) -> Sequence[Shape]:
     if what == "write":
         return [Shape(8, 512, **base), Shape(4, 256, 256, **base), Shape(4, 256, 256, **base, **quantized)]
     return [
-        Shape(1, 1024, **base), Shape(8, 1024, **base), Shape(8, 1024, **base, **quantized),
-        Shape(2, 512, 512, **base), Shape(2, 1024, 128, **base),
-    ]  # fmt: skip
+        Shape(1, 1024, **base),
+        Shape(8, 1024, **base),
+        Shape(8, 1024, **base, **quantized),
+        Shape(2, 512, 512, **base),
+        Shape(2, 1024, 128, **base),
+    ]
 
 
 def large_shapes(what: str, dtype: str) -> Sequence[Shape]:
     """Shapes for a GPU: decode of 1 to 256 sequences, 1k to 128k tokens, groups of 4 and 8, three formats."""
     formats: tuple[dict[str, Any], ...] = (
-        {}, {"cache_dtype": "fp8_e4m3", "quant": "tensor"}, {"cache_dtype": "int8", "quant": "token_head"}
-    )  # fmt: skip
+        {},
+        {"cache_dtype": "fp8_e4m3", "quant": "tensor"},
+        {"cache_dtype": "int8", "quant": "token_head"},
+    )
     if what == "write":
-        return [Shape(b, max(n, 16), n, dtype=dtype, **f) for b, n in ((64, 1), (256, 1), (4, 2048))
-                for f in formats]  # fmt: skip
+        return [Shape(b, max(n, 16), n, dtype=dtype, **f) for b, n in ((64, 1), (256, 1), (4, 2048)) for f in formats]
     sizes = ((1, 1024), (1, 16384), (1, 131072), (16, 4096), (64, 4096), (256, 1024), (256, 4096))
-    found = [
-        Shape(b, n, heads=h, kv_heads=8, dtype=dtype, **f)
-        for b, n in sizes for h in (32, 64) for f in formats
-    ]  # fmt: skip
+    found = [Shape(b, n, heads=h, kv_heads=8, dtype=dtype, **f) for b, n in sizes for h in (32, 64) for f in formats]
     whole = ((4, 2048, 2048), (1, 16384, 16384), (4, 8192, 1024))
     return [*found, *(Shape(*sizes_of, dtype=dtype, **f) for sizes_of in whole for f in formats)]

@@ -34,9 +34,11 @@ class InlineExecutor(Executor):
         mine = [c for c in configs if c.global_rank == self.worker.global_rank]
         if len(mine) != 1 or len(configs) != 1:
             raise ConfigError(
-                "the inline executor runs one rank", field="executor",
-                got=[c.global_rank for c in configs], allowed=[self.worker.global_rank],
-            )  # fmt: skip
+                "the inline executor runs one rank",
+                field="executor",
+                got=[c.global_rank for c in configs],
+                allowed=[self.worker.global_rank],
+            )
         self.worker.initialize(mine[0])
 
     def execute(self, output: SchedulerOutput) -> StepResult:

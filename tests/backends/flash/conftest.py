@@ -4,6 +4,4 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault(
-    "FLASHINFER_WORKSPACE_BASE", str(Path(tempfile.gettempdir()) / "kvcore-tests-flashinfer")
-)
+os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(Path(tempfile.gettempdir()) / "kvcore-tests-flashinfer"))

@@ -65,9 +65,7 @@ def case(name: str, phase: str, page: int, **changes) -> Case:
     made = f"L2.attend.{name}.{phase}"
     settings = {"dtype": "float16", "head_dim": 64, "block_size": page} | changes
     seqs = settings.pop("seqs", None) or steps(settings["block_size"])[phase]
-    return Case(
-        made, "L2", "attend", phase=phase, seqs=seqs, seed=zlib.crc32(made.encode()) % 10_000, **settings
-    )
+    return Case(made, "L2", "attend", phase=phase, seqs=seqs, seed=zlib.crc32(made.encode()) % 10_000, **settings)
 
 
 PLAIN = ("float16", "bfloat16", "alibi", "softcap")

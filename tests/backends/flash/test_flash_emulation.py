@@ -29,9 +29,12 @@ def flash_inputs(page=256, dtype=torch.float16):
     table = torch.tensor([[3, 0], [1, 4]], dtype=torch.int32)
     q = torch.randn(2, 1, 4, 64).to(dtype)
     return {
-        "q": q, "k_cache": k, "v_cache": v, "block_table": table,
+        "q": q,
+        "k_cache": k,
+        "v_cache": v,
+        "block_table": table,
         "cache_seqlens": torch.tensor(LENGTHS, dtype=torch.int32),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,10 +79,14 @@ def test_flash_attns_grid_follows_the_longest_lengths_it_is_told():
     given = flash_inputs()
     q = given["q"][:, 0].contiguous()
     call = {
-        "q": q, "k": given["k_cache"], "v": given["v_cache"], "block_table": given["block_table"],
+        "q": q,
+        "k": given["k_cache"],
+        "v": given["v_cache"],
+        "block_table": given["block_table"],
         "cu_seqlens_q": torch.tensor([0, 1, 2], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, 5, 305], dtype=torch.int32), "causal": True,
-    }  # fmt: skip
+        "cu_seqlens_k": torch.tensor([0, 5, 305], dtype=torch.int32),
+        "causal": True,
+    }
     with torch.no_grad():
         load_interface(FA2).flash_attn_varlen_func(**call, max_seqlen_q=1, max_seqlen_k=300)
         with pytest.raises(RuntimeError, match="max_seqlen_k is too small"):
@@ -135,9 +142,7 @@ def cache():
 def test_sinks_are_silently_ignored_by_flashinfer():
     """Why they are refused here: `run` takes them, and nothing changes."""
     for cores in (True, False):
-        made = planned(
-            wrapper(flashinfer.BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores=cores), tables()
-        )
+        made = planned(wrapper(flashinfer.BatchDecodeWithPagedKVCacheWrapper, use_tensor_cores=cores), tables())
         q, kv = torch.randn(3, 4, 64).half(), cache()
         assert torch.equal(made.run(q, kv), made.run(q, kv, sinks=torch.full((4,), 50.0)))
 
@@ -164,9 +169,13 @@ def test_int64_tables_pass_flashinfers_prefill_unseen_and_the_emulation_stops_th
     given = tables()
     names = dict(zip(given, ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"), strict=True))
     call = {names[n]: t for n, t in given.items()} | {
-        "num_qo_heads": 4, "num_kv_heads": 2, "head_dim_qk": 64, "page_size": 16, "causal": True,
+        "num_qo_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim_qk": 64,
+        "page_size": 16,
+        "causal": True,
         "q_data_type": torch.float16,
-    }  # fmt: skip
+    }
     with active(), pytest.raises(RuntimeError, match=r"emulation: qo_indptr is torch\.int64"):
         made.plan(qo_indptr=torch.tensor([0, 1, 3, 6]), **call)
 
@@ -180,9 +189,7 @@ def test_flashinfer_is_as_it_was_afterwards():
     assert [a is b for a, b in zip(before, after, strict=True)] == [True] * len(after)
     assert decode.torch is torch
     # Emulated modules never lie where the library looks for its own.
-    assert [
-        decode.get_batch_decode_module.cache_info(), prefill.get_batch_prefill_module.cache_info()
-    ] == sizes  # fmt: skip
+    assert [decode.get_batch_decode_module.cache_info(), prefill.get_batch_prefill_module.cache_info()] == sizes
 
 
 def test_flashinfers_own_files_go_to_kvcores_folder_unless_the_user_says_otherwise(monkeypatch, tmp_path):
@@ -212,8 +219,7 @@ def test_other_variants_are_refused_by_name(variant):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"layout": "kv_first"}, {"decode": "fast"}, {"workspace_bytes": 1000}, {"workspace_bytes": True}],
+    "options", [{"layout": "kv_first"}, {"decode": "fast"}, {"workspace_bytes": 1000}, {"workspace_bytes": True}]
 )
 def test_bad_options_of_flashinfer(options):
     with pytest.raises(ConfigError, match=rf"backends\.flashinfer\.{next(iter(options))}"):

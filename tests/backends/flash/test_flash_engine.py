@@ -28,9 +28,13 @@ def sequences():
 
 def emulated(path, backend, **keys):
     return make_llm(
-        path, dtype="float16", backend=backend, block_size=PAGE[backend],
-        options={backend: {"emulate": True}}, **LIMITS | keys,
-    )  # fmt: skip
+        path,
+        dtype="float16",
+        backend=backend,
+        block_size=PAGE[backend],
+        options={backend: {"emulate": True}},
+        **LIMITS | keys,
+    )
 
 
 def plain(path, **keys):
@@ -95,11 +99,19 @@ def test_windows_on_one_backend_and_full_layers_on_another(backend, tmp_path_fac
     # Their layers share bytes: all field-first, or none.
     layout = {"flash_attn": "kv_first", "flashinfer": "hnd"}[backend]
     overrides = [
-        f"model.path={path}", "model.dtype=float16", "device=cpu", "backend=torch",
-        f"backend_by_kind.window={backend}", f"backends.{backend}.emulate=true",
-        f"cache.block_size={PAGE[backend]}", "cache.num_blocks=200", f"backends.torch.layout={layout}",
-        "engine.max_model_len=300", "engine.max_num_seqs=4", "engine.max_num_batched_tokens=128",
-    ]  # fmt: skip
+        f"model.path={path}",
+        "model.dtype=float16",
+        "device=cpu",
+        "backend=torch",
+        f"backend_by_kind.window={backend}",
+        f"backends.{backend}.emulate=true",
+        f"cache.block_size={PAGE[backend]}",
+        "cache.num_blocks=200",
+        f"backends.torch.layout={layout}",
+        "engine.max_model_len=300",
+        "engine.max_num_seqs=4",
+        "engine.max_num_batched_tokens=128",
+    ]
     if backend == "flashinfer":
         overrides.append("backends.flashinfer.layout=hnd")
     composed = build(compose(overrides, installed()), installed(), purpose="run").settings.backend
@@ -120,8 +132,18 @@ def test_windows_on_one_backend_and_full_layers_on_another(backend, tmp_path_fac
 @pytest.mark.parametrize("backend", PAGE)
 def test_without_package_or_device_run_ends_in_a_typed_error(backend, tmp_path_factory, capsys):
     path = tiny_model("llama_64", tmp_path_factory.getbasetemp())
-    status = main(["run", "--prompt", "x", f"model.path={path}", "device=cpu", f"backend={backend}",
-                   "model.dtype=float16", "output=json"])  # fmt: skip
+    status = main(
+        [
+            "run",
+            "--prompt",
+            "x",
+            f"model.path={path}",
+            "device=cpu",
+            f"backend={backend}",
+            "model.dtype=float16",
+            "output=json",
+        ]
+    )
     said = capsys.readouterr().out
     assert status == 2
     assert f"backends.{backend}.emulate=true" in said
@@ -157,22 +179,29 @@ def test_sinks_go_through_triton_beside_torch(tmp_path_factory):
     """A gpt-oss-like model, whose sinks both libraries refuse: window layers interpreted, full ones torch."""
     path = tiny_model("gpt_oss", tmp_path_factory.getbasetemp())
     overrides = [
-        f"model.path={path}", "model.dtype=float32", "device=cpu", "backend=torch",
-        "backend_by_kind.window=triton", "backends.triton.interpret=true", "backends.torch.layout=hnd",
-        "cache.block_size=16", "cache.num_blocks=60", "engine.max_model_len=64", "engine.max_num_seqs=2",
+        f"model.path={path}",
+        "model.dtype=float32",
+        "device=cpu",
+        "backend=torch",
+        "backend_by_kind.window=triton",
+        "backends.triton.interpret=true",
+        "backends.torch.layout=hnd",
+        "cache.block_size=16",
+        "cache.num_blocks=60",
+        "engine.max_model_len=64",
+        "engine.max_num_seqs=2",
         "engine.max_num_batched_tokens=32",
-    ]  # fmt: skip
+    ]
     composed = build(compose(overrides, installed()), installed(), purpose="run").settings.backend
     assert composed.options["triton"].interpret is True
     assert composed.options["torch"].layout == "hnd"
     llm = kvcore.LLM(*overrides)
     assert {(g.spec.kind, g.backend) for g in llm.plan.configs[0].kv_cache_groups} == {
-        ("window", "triton"), ("full", "torch"),
-    }  # fmt: skip
+        ("window", "triton"),
+        ("full", "torch"),
+    }
     texts = [t[:n] for t, n in zip(sequences(), (19,), strict=False)]
     prompts = [len(t) - 1 for t in texts]
     reference = make_llm(path, backend="torch", max_model_len=64, num_blocks=60)
-    for a, b in zip(
-        llm.score(texts, prompt_lens=prompts), reference.score(texts, prompt_lens=prompts), strict=True
-    ):
+    for a, b in zip(llm.score(texts, prompt_lens=prompts), reference.score(texts, prompt_lens=prompts), strict=True):
         assert float((a - b).abs().max()) <= 1e-4

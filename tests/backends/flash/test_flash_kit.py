@@ -9,9 +9,7 @@ from backends.flash.flash_cases import FLASH_ATTN, FLASHINFER, case, cases
 from kvcore.registry.loader import installed
 from kvcore.testing import Case, run
 
-SERVED = [("flash_attn", c) for c in cases(FLASH_ATTN, 256)] + [
-    ("flashinfer", c) for c in cases(FLASHINFER, 16)
-]
+SERVED = [("flash_attn", c) for c in cases(FLASH_ATTN, 256)] + [("flashinfer", c) for c in cases(FLASHINFER, 16)]
 
 
 def one(backend: str, chosen: Case, **options):
@@ -30,10 +28,16 @@ def test_what_must_be_served(backend, chosen):
 @pytest.mark.parametrize(("backend", "page"), [("flash_attn", 256), ("flashinfer", 16)])
 @pytest.mark.parametrize(
     "changes",
-    [{"sinks": True}, {"chunk": 8}, {"dtype": "float32"}, {"dtype": "float64"}, {"head_dim_v": 32},
-     {"cache_dtype": "int8", "quant": "token_head"}],
+    [
+        {"sinks": True},
+        {"chunk": 8},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"head_dim_v": 32},
+        {"cache_dtype": "int8", "quant": "token_head"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_refused_is_refused_before_a_kernel_runs(backend, page, changes):
     result = one(backend, case("refused", "decode", page, **changes))
     assert result.outcome == "unsupported"
@@ -52,9 +56,7 @@ def test_only_flash_attn_has_alibi_and_only_flashinfer_fp8():
 @pytest.mark.parametrize("gqa", [1, 4, 8])
 def test_both_decode_kernels_of_flashinfer(decode, layout, gqa):
     options = installed().backends["flashinfer"].Config(decode=decode, layout=layout, emulate=True)
-    result = one(
-        "flashinfer", case("decode", "mixed", 16, gqa=gqa, num_kv_heads=1, lse=True), options=options
-    )
+    result = one("flashinfer", case("decode", "mixed", 16, gqa=gqa, num_kv_heads=1, lse=True), options=options)
     assert (result.outcome, result.reason) == ("passed", None)
 
 

@@ -105,8 +105,13 @@ def fi_int64(m, backend):
 
 def fa_lse_of_empty_rows(m, backend):
     real = torch.Tensor.masked_fill
-    m.setattr(torch.Tensor, "masked_fill", lambda t, mask, value: t if value == -torch.inf and
-              t.dtype == torch.float32 and t.dim() == 2 else real(t, mask, value))  # fmt: skip
+    m.setattr(
+        torch.Tensor,
+        "masked_fill",
+        lambda t, mask, value: (
+            t if value == -torch.inf and t.dtype == torch.float32 and t.dim() == 2 else real(t, mask, value)
+        ),
+    )
 
 
 def fa_lse_of_alibi(m, backend):
@@ -182,14 +187,16 @@ MUTANTS = {
     ("flashinfer", "log-sum-exp base"): (fi_lse_base, {"lse": True}),
     ("flashinfer", "group of 5 on CUDA cores"): (fi_group_5, {"gqa": 5, "num_kv_heads": 1}),
     ("flashinfer", "scale of values"): (
-        fi_value_scale, {"cache_dtype": "fp8_e4m3", "quant": "tensor", "k_scale": 0.5, "v_scale": 2.0},
+        fi_value_scale,
+        {"cache_dtype": "fp8_e4m3", "quant": "tensor", "k_scale": 0.5, "v_scale": 2.0},
     ),
     ("flashinfer", "scales left out"): (
-        fi_scales_kept, {"cache_dtype": "fp8_e4m3", "quant": "tensor", "k_scale": 0.5, "v_scale": 1.0},
+        fi_scales_kept,
+        {"cache_dtype": "fp8_e4m3", "quant": "tensor", "k_scale": 0.5, "v_scale": 1.0},
     ),
     ("flash_attn", "no causal mask"): (fa_noncausal, {}),
     ("flashinfer", "no causal mask"): (fi_noncausal, {}),
-}  # fmt: skip
+}
 
 
 def killer(backend, changes) -> Case:

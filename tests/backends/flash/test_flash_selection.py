@@ -118,8 +118,14 @@ def test_what_is_missing_here_is_said_with_its_remedy(model, capsys):
 
 
 def test_an_emulation_is_called_one(model, capsys):
-    argv = ["backends", f"model.path={model('gemma-3-4b-it')}", "model.dtype=bfloat16", "device=cpu",
-            "backend=flashinfer", "backends.flashinfer.emulate=true"]  # fmt: skip
+    argv = [
+        "backends",
+        f"model.path={model('gemma-3-4b-it')}",
+        "model.dtype=bfloat16",
+        "device=cpu",
+        "backend=flashinfer",
+        "backends.flashinfer.emulate=true",
+    ]
     assert main([*argv, "output=json"]) == 0
     for group in json.loads(capsys.readouterr().out)["groups"]:
         rungs = {c["name"]: (c["status"], c["rung"]) for c in group["candidates"]}
@@ -130,8 +136,14 @@ def test_an_emulation_is_called_one(model, capsys):
 
 
 def test_an_explicit_choice_that_cannot_serve_names_the_nearest_usable_one(model, capsys):
-    argv = ["plan", f"model.path={model('mpt-7b')}", "model.dtype=bfloat16", "device=h100-80gb",
-            "backend=flashinfer", "output=json"]  # fmt: skip
+    argv = [
+        "plan",
+        f"model.path={model('mpt-7b')}",
+        "model.dtype=bfloat16",
+        "device=h100-80gb",
+        "backend=flashinfer",
+        "output=json",
+    ]
     assert main(argv) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["type"] == "BackendUnsupportedError"
@@ -146,9 +158,7 @@ def test_ranks_come_from_the_narrowest_class_and_data_go_before_declarations():
     assert device_classes(blackwell) == ("cuda:sm100", "cuda:sm10x", "cuda")
     assert device_classes(DeviceFacts("rocm", arch="gfx942:sramecc+")) == ("rocm:gfx942", "rocm")
     spec = installed().backends["flash_attn"]
-    declared = type(
-        "Third", (spec,), {"priority": {"cuda": 5, "cuda:sm9x": 6, "cuda/window": 7}, "name": "third"}
-    )
+    declared = type("Third", (spec,), {"priority": {"cuda": 5, "cuda:sm9x": 6, "cuda/window": 7}, "name": "third"})
     assert [rank(declared, d, k, {}) for d in (blackwell, hopper) for k in ("full", "window")] == [5, 7, 6, 6]
     assert rank(declared, hopper, "full", {"cuda:sm90": {"third": 9}}) == 9
     assert rank(declared, hopper, "full", {"cuda:sm90": {"other": 9}}) == 6

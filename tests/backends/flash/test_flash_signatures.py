@@ -39,9 +39,7 @@ def test_flash_attn_takes_every_keyword(name):
     assert missing_parameters(getattr(load_interface(FA2), name), FA2.keywords[name]) == []
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "method"), [(w, m) for w, methods in fi_library.KEYWORDS.items() for m in methods]
-)
+@pytest.mark.parametrize(("wrapper", "method"), [(w, m) for w, methods in fi_library.KEYWORDS.items() for m in methods])
 def test_flashinfer_takes_every_keyword(wrapper, method):
     function = fi_library.told(getattr(flashinfer, wrapper), method)
     assert missing_parameters(function, fi_library.KEYWORDS[wrapper][method]) == []
@@ -61,9 +59,7 @@ def renamed(function, old):
     return stand_in
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter"), [(n, p) for n, parameters in FA2.keywords.items() for p in parameters]
-)
+@pytest.mark.parametrize(("name", "parameter"), [(n, p) for n, parameters in FA2.keywords.items() for p in parameters])
 def test_a_renamed_parameter_of_flash_attn_is_an_error_that_names_it(name, parameter):
     real = load_interface(FA2)
     functions = {n: getattr(real, n) for n in FA2.keywords}
@@ -96,9 +92,7 @@ def test_a_plan_that_takes_anything_is_asked_behind_its_back():
             pass
 
     assert missing_parameters(Later.plan, ["indptr"]) == ["indptr"]
-    assert missing_parameters(fi_library.told(Later, "plan"), ["indptr", "window_left", "sm_scale"]) == [
-        "sm_scale"
-    ]
+    assert missing_parameters(fi_library.told(Later, "plan"), ["indptr", "window_left", "sm_scale"]) == ["sm_scale"]
 
 
 def test_a_missing_function_is_named():
@@ -152,9 +146,7 @@ def test_the_emulated_extension_takes_what_flash_attn_passes(entry):
     parameters = list(inspect.signature(getattr(extension, entry)).parameters)
     assert len(call.args) == len(parameters) == {"varlen_fwd": 21, "fwd_kvcache": 20}[entry]
     # Where an argument is a plain name, it is the name that the emulation gives to that place.
-    plain = [
-        (a.id, p.rstrip("_")) for a, p in zip(call.args, parameters, strict=True) if isinstance(a, ast.Name)
-    ]
+    plain = [(a.id, p.rstrip("_")) for a, p in zip(call.args, parameters, strict=True) if isinstance(a, ast.Name)]
     alike = {
         ("k_cache", "kcache"),
         ("v_cache", "vcache"),
@@ -182,7 +174,7 @@ def cpp_parameters(file, function):
         ("batch_decode", "BatchDecodeWithPagedKVCacheRun", modules.DecodeModule.run, 5),
         ("batch_prefill", "BatchPrefillWithPagedKVCacheRun", modules.PrefillModule.paged_run, 13),
     ],
-)  # fmt: skip
+)
 def test_the_emulated_modules_have_the_parameters_of_the_cpp(file, function, entry, additional):
     mine = list(inspect.signature(entry).parameters)[1:]
     theirs = cpp_parameters(file, function)
@@ -208,9 +200,11 @@ def test_the_group_sizes_of_the_cuda_core_decode():
 
 @pytest.mark.parametrize(
     ("spec", "options", "package"),
-    [(FlashAttnBackendSpec, FlashAttnOptions, "flash-attn"),
-     (FlashInferBackendSpec, FlashInferOptions, "flashinfer-python")],
-)  # fmt: skip
+    [
+        (FlashAttnBackendSpec, FlashAttnOptions, "flash-attn"),
+        (FlashInferBackendSpec, FlashInferOptions, "flashinfer-python"),
+    ],
+)
 def test_a_missing_package_is_said_with_the_line_that_mends_it(monkeypatch, spec, options, package):
     module = inspect.getmodule(spec)
 

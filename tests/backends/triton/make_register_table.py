@@ -19,9 +19,7 @@ def main() -> None:
     results = {v.name: compiled(v) for v in proof_set()}
     text = page.read_text()
     note = f"Compiled with triton {triton.__version__}, {len(results)} variants.\n\n"
-    made = re.sub(
-        f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{note}{table(results)}{END}", text, flags=re.DOTALL
-    )
+    made = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{note}{table(results)}{END}", text, flags=re.DOTALL)
     page.write_text(made)
     print(f"{len(results)} variants in {time.monotonic() - begun:.0f} s")
 

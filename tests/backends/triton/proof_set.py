@@ -66,10 +66,7 @@ def proof_set() -> list[Variant]:
 
 def table(results: dict) -> str:
     """A Markdown table of variants and what they take."""
-    lines = [
-        "| variant | registers | spilled bytes | shared memory, bytes | warps |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    lines = ["| variant | registers | spilled bytes | shared memory, bytes | warps |", "|---|---:|---:|---:|---:|"]
     for name, r in sorted(results.items()):
         lines.append(f"| `{name}` | {r.registers} | {r.spilled_bytes} | {r.shared_bytes} | {r.warps} |")
     return "\n".join(lines) + "\n"

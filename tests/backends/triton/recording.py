@@ -72,18 +72,14 @@ def widest_field(args, name, dim, blocks, heads, unit):
     """One after the largest element that a kernel reaches in a field, by the strides that it was given."""
     size = args["block_size"]
     rows = (
-        (blocks - 1) * args[f"{name}_block"]
-        + (size - 1) * args[f"{name}_token"]
-        + (heads - 1) * args[f"{name}_head"]
+        (blocks - 1) * args[f"{name}_block"] + (size - 1) * args[f"{name}_token"] + (heads - 1) * args[f"{name}_head"]
     )
     return rows * args[unit] + args[dim]
 
 
 def widest_row(args, name, dim, tokens, heads):
     """The same in queries, values or outputs."""
-    return ((tokens - 1) * args[f"{name}_token"] + (heads - 1) * args[f"{name}_head"]) * args["UNIT"] + args[
-        dim
-    ]
+    return ((tokens - 1) * args[f"{name}_token"] + (heads - 1) * args[f"{name}_head"]) * args["UNIT"] + args[dim]
 
 
 def check_attend(launch, items, tokens, heads, kv_heads, blocks):

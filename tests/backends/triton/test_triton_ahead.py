@@ -192,9 +192,12 @@ print(json.dumps({{v.name: compiled(v) for v in proof_set()}}))
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=False,
+        [python, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert set(found) == {v.name for v in proof_set()}

@@ -20,28 +20,35 @@ CASES = {c.id: c for c in all_cases("full", Base("float32", 32, 16))}
 # name -> (module, what stands there, what is put there, the case that must fail)
 FAULTS = {
     "no causal mask": (
-        attention, "tl.minimum(position + right, chunk_start + chunk)", "chunk_start + chunk",
+        attention,
+        "tl.minimum(position + right, chunk_start + chunk)",
+        "chunk_start + chunk",
         "L2.attend.base.prefill",
     ),
     "window one too long": (
-        attention, "position - window + 1, chunk_start)", "position - window, chunk_start)",
+        attention,
+        "position - window + 1, chunk_start)",
+        "position - window, chunk_start)",
         "L2.attend.window=P.mixed",
     ),
-    "no chunk": (
-        attention, "position // chunk * chunk", "position * 0", "L2.attend.chunk=P+3.chunked",
-    ),
+    "no chunk": (attention, "position // chunk * chunk", "position * 0", "L2.attend.chunk=P+3.chunked"),
     "keys past the end": (attention, "key_ok = key < end", "key_ok = key >= 0", "L2.attend.base.decode"),
     "values of hidden keys multiplied": (
-        attention, "key_ok = key < end\n        local = key - start\n",
+        attention,
+        "key_ok = key < end\n        local = key - start\n",
         "local = key - start\n        key_ok = local // block_size * block_size < keys_end - start\n",
         "L3.attend.poison=nan.causal.mixed",
     ),
     "parts joined without weights": (
-        attention, "acc * shrink[:, None] + out * weight[:, None]", "acc * shrink[:, None] + out",
+        attention,
+        "acc * shrink[:, None] + out * weight[:, None]",
+        "acc * shrink[:, None] + out",
         "L2.attend.base.decode",
     ),
     "peak forgotten in the merge": (
-        attention, "        top = tl.maximum(peak, lse)\n", "        top = peak * 0 + 1e-6\n",
+        attention,
+        "        top = tl.maximum(peak, lse)\n",
+        "        top = peak * 0 + 1e-6\n",
         "L4.attend.lse.softcap.decode",
     ),
     "sink lost where keys are split": (
@@ -50,53 +57,74 @@ FAULTS = {
         '    sink = tl.full([BLOCK_M], float("-inf"), tl.float32)\n    peak',
         "L2.attend.sinks=true.decode",
     ),
-    "sink lost": (
-        attention, "total * shrink + tl.exp2(sink - safe)", "total * shrink",
-        "L2.attend.sinks=true.prefill",
+    "sink lost": (attention, "total * shrink + tl.exp2(sink - safe)", "total * shrink", "L2.attend.sinks=true.prefill"),
+    "scale by shape": (
+        attention,
+        "factor, v_factor = scale, 1.0",
+        "factor, v_factor = D**-0.5, 1.0",
+        "L2.attend.scale=0.3.prefill",
     ),
-    "scale by shape": (attention, "factor, v_factor = scale, 1.0", "factor, v_factor = D**-0.5, 1.0",
-                       "L2.attend.scale=0.3.prefill"),
     "scale after the soft-cap": (
-        attention, "score = capped(score, softcap)", "score = capped(score / factor, softcap) * factor",
+        attention,
+        "score = capped(score, softcap)",
+        "score = capped(score / factor, softcap) * factor",
         "L2.attend.softcap=1.5.prefill",
     ),
     "alibi by key alone": (
-        attention, "tl.abs(position[:, None] - key[None, :])", "(position[:, None] * 0 + key[None, :])",
+        attention,
+        "tl.abs(position[:, None] - key[None, :])",
+        "(position[:, None] * 0 + key[None, :])",
         "L2.attend.alibi=true.prefill",
     ),
     "heads of the wrong KV head": (
-        attention, "head = r // heads, kv_head * group + in_group",
-        "head = r // heads, in_group * tl.num_programs(1) + kv_head", "L2.attend.gqa=3.chunked",
+        attention,
+        "head = r // heads, kv_head * group + in_group",
+        "head = r // heads, in_group * tl.num_programs(1) + kv_head",
+        "L2.attend.gqa=3.chunked",
     ),
     "log-sum-exp in base 2": (
-        attention, "tl.where(total > 0, total, 1.0))) * LN2", "tl.where(total > 0, total, 1.0)))",
+        attention,
+        "tl.where(total > 0, total, 1.0))) * LN2",
+        "tl.where(total > 0, total, 1.0)))",
         "L4.attend.lse.base.mixed",
     ),
     "scale of the key's neighbour": (
-        attention, "offset * v_scale_token", "(offset ^ 1) * v_scale_token",
+        attention,
+        "offset * v_scale_token",
+        "(offset ^ 1) * v_scale_token",
         "L2.attend.cache_dtype=int8_token_head.scale=1.0.decode",
     ),
     "one scale for all heads": (
-        attention, "tl.load(v_scale_ptr + kv_head * v_scale_head)", "tl.load(v_scale_ptr)",
+        attention,
+        "tl.load(v_scale_ptr + kv_head * v_scale_head)",
+        "tl.load(v_scale_ptr)",
         "L2.attend.cache_dtype=fp8_e5m2_head.scale=1.0.decode",
     ),
     "padding written": (
-        write, "slot = tl.load(slots_ptr + token)", "slot = tl.maximum(tl.load(slots_ptr + token), 0)",
+        write,
+        "slot = tl.load(slots_ptr + token)",
+        "slot = tl.maximum(tl.load(slots_ptr + token), 0)",
         "L1.write.padding.mixed",
     ),
     "codes cut off": (
-        write, "+ ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)", "+ 0",
+        write,
+        "+ ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)",
+        "+ 0",
         "L1.write.cache_dtype=fp8_e4m3_tensor.scale=0.3.mixed",
     ),
     "no saturation": (
-        write, "tl.minimum(tl.abs(value), TOP)", "tl.abs(value)",
+        write,
+        "tl.minimum(tl.abs(value), TOP)",
+        "tl.abs(value)",
         "L1.write.cache_dtype=fp8_e4m3_tensor.saturate.mixed",
     ),
     "scales of a block apart": (
-        write, "scale_ptr + block * scale_block + offset", "scale_ptr + block * scale_block * 0 + offset",
+        write,
+        "scale_ptr + block * scale_block + offset",
+        "scale_ptr + block * scale_block * 0 + offset",
         "L1.write.cache_dtype=int8_token_head.packed.mixed",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -134,9 +162,12 @@ print(result.outcome)
 def test_32_bit_offsets_are_killed(put, ends):
     """They read memory that is not ours: the run fails, or its process dies of a segmentation fault."""
     done = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS, put], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", IN_ANOTHER_PROCESS, put],
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     end = "killed" if done.returncode == -signal.SIGSEGV else done.stdout.strip()
     assert end in ends, done.stderr[-2000:]
 

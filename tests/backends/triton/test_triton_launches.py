@@ -39,11 +39,23 @@ def batch_of(scheduled, computed, block_size, columns):
     table = np.zeros((len(lens), columns), np.int32)
     tokens = int(starts[-1])
     slots = torch.empty(tokens, dtype=torch.int64, device=META)
-    part = GroupBatch(block_size, meta(table), meta(counts), meta(first), meta(lens), slots,
-                      table, counts, first, lens)  # fmt: skip
-    return Batch(meta(starts), meta(lens), meta(computed), starts, lens, computed, (part,), tokens,
-                 int((scheduled == 1).sum()), int(scheduled.max()), int(lens.max()), tokens, len(lens),
-                 tokens)  # fmt: skip
+    part = GroupBatch(block_size, meta(table), meta(counts), meta(first), meta(lens), slots, table, counts, first, lens)
+    return Batch(
+        meta(starts),
+        meta(lens),
+        meta(computed),
+        starts,
+        lens,
+        computed,
+        (part,),
+        tokens,
+        int((scheduled == 1).sum()),
+        int(scheduled.max()),
+        int(lens.max()),
+        tokens,
+        len(lens),
+        tokens,
+    )
 
 
 def views(content, layout, size, blocks):
@@ -69,9 +81,7 @@ SHAPES = {
 
 
 def backend_of(recorder, target="sm_90", **options):
-    return TritonBackend(
-        "meta", TritonOptions(**options), target=TARGETS[target], processors=132, launcher=recorder
-    )
+    return TritonBackend("meta", TritonOptions(**options), target=TARGETS[target], processors=132, launcher=recorder)
 
 
 def token_major(*shape, dtype):
@@ -85,9 +95,7 @@ def head_major(tokens, heads, dim, *, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("layout", [nhd, hnd])
-@pytest.mark.parametrize(
-    ("dtype", "quant"), [("bfloat16", None), ("int8", "token_head"), ("fp8_e4m3", "head")]
-)
+@pytest.mark.parametrize(("dtype", "quant"), [("bfloat16", None), ("int8", "token_head"), ("fp8_e4m3", "head")])
 def test_launches_stay_in_bounds(shape, layout, dtype, quant):
     launch_a_shape(shape, layout, dtype, quant)
 
@@ -97,8 +105,18 @@ def launch_a_shape(shape, layout, dtype, quant, made=token_major):
     heads, kv_heads = 32, 8
     content = KVHeads(kv_heads, 128, dtype=dtype, quant=Quant(quant) if quant else None)
     cache, sized = views(content, layout(content), size, blocks)
-    query = AttentionQuery("kv", "bfloat16", dtype, heads, kv_heads, 128, 128, quant=quant, lse=True,
-                           mask=Mask(window=5000 if shape == "mixed" else None))  # fmt: skip
+    query = AttentionQuery(
+        "kv",
+        "bfloat16",
+        dtype,
+        heads,
+        kv_heads,
+        128,
+        128,
+        quant=quant,
+        lse=True,
+        mask=Mask(window=5000 if shape == "mixed" else None),
+    )
     scales = torch.empty(kv_heads, device=META) if quant == "head" else None
     layer = AttentionLayer(CacheId(0), query, k_scale=scales, v_scale=scales)
     columns = -(-(max(c + s for c, s in zip(computed, scheduled, strict=True))) // size)
@@ -110,15 +128,13 @@ def launch_a_shape(shape, layout, dtype, quant, made=token_major):
     fresh = {n: made(tokens, kv_heads, 128, dtype=torch.bfloat16) for n in ("k", "v")}
     q = made(tokens, heads, 128, dtype=torch.bfloat16)
     backend.write(layer, fresh, cache, batch, plan)
-    backend.attend(layer, {"q": q}, fresh, cache, plan, torch.empty_like(q),
-                   torch.empty(tokens, heads, device=META))  # fmt: skip
+    backend.attend(layer, {"q": q}, fresh, cache, plan, torch.empty_like(q), torch.empty(tokens, heads, device=META))
     check_write(recorder.launches[0], tokens, kv_heads, blocks)
     staged = backend._buffers[0, query]._staging.host
     seen = np.zeros(tokens, np.int64)
     for one in plan.passes:
         items, merges = (
-            staged[x.storage_offset() :][: x.numel()].reshape(x.shape).astype(np.int64)
-            for x in (one.items, one.merges)
+            staged[x.storage_offset() :][: x.numel()].reshape(x.shape).astype(np.int64) for x in (one.items, one.merges)
         )
         launch = next(x for x in recorder.launches if x[2].get("work_ptr") is one.items)
         check_attend(launch, items, tokens, heads, kv_heads, blocks)
@@ -158,16 +174,23 @@ def test_what_is_launched_is_what_was_compiled(target, dims):
             if stored.startswith("fp8") and stored not in TARGETS[target].fp8:
                 continue
             for i, (heads, kv_heads) in enumerate(((1, 1), (12, 3), (40, 20), (64, 2))):
-                launch_all(target, dtype, dtype if stored == "same" else stored, quant, dims, heads, kv_heads,
-                           general=i % 2 == 1)  # fmt: skip
+                launch_all(
+                    target,
+                    dtype,
+                    dtype if stored == "same" else stored,
+                    quant,
+                    dims,
+                    heads,
+                    kv_heads,
+                    general=i % 2 == 1,
+                )
 
 
 def launch_all(target, dtype, stored, quant, dims, heads, kv_heads, *, general):
     """A step with a short and a long pass; both are split."""
     content = KVHeads(kv_heads, *dims, dtype=stored, quant=Quant(quant) if quant else None)
     cache, sized = views(content, hnd(content) if general else nhd(content), 32, 5000)
-    query = AttentionQuery("kv", dtype, stored, heads, kv_heads, *dims, quant=quant,
-                           softcap=30.0 if general else None)  # fmt: skip
+    query = AttentionQuery("kv", dtype, stored, heads, kv_heads, *dims, quant=quant, softcap=30.0 if general else None)
     layer = AttentionLayer(CacheId(0), query)
     batch = batch_of([1, 40], [40_000, 40_000], 32, 2000)
     recorder = Recorder(target)

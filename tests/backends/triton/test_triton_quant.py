@@ -65,10 +65,7 @@ def written(layer, fresh, cache, heads_first, slots, size=16):
         slot_mapping_T, kernel_block_size = slots, size
 
     backend = TritonBackend(
-        "cpu",
-        TritonOptions(interpret=True),
-        target=TARGETS["interpreter"],
-        launcher=Launcher(interpret=True),
+        "cpu", TritonOptions(interpret=True), target=TARGETS["interpreter"], launcher=Launcher(interpret=True)
     )
     backend.write(layer, fresh, cache, None, StepPlan(Step, heads_first, ()))
 
@@ -127,13 +124,30 @@ def test_fp8_codes_of_every_half(name):
     args = {f"{n}_ptr": x for n in names} | {f"{n}_field_ptr": codes for n in names}
     args |= {f"{n}_scale_ptr": one for n in names} | {"slots_ptr": torch.arange(16)}
     for n in names:
-        args |= {f"{n}_value_token": 4096, f"{n}_value_head": 512, f"{n}_block": 65536, f"{n}_token": 4096,
-                 f"{n}_head": 512}  # fmt: skip
+        args |= {
+            f"{n}_value_token": 4096,
+            f"{n}_value_head": 512,
+            f"{n}_block": 65536,
+            f"{n}_token": 4096,
+            f"{n}_head": 512,
+        }
         args |= {f"{n}_scale_{axis}": 0 for axis in ("block", "token", "head")}
     args |= {"UNIT": 1, "FIELD_UNIT": 1}
-    args |= {"block_size": 16, "num_heads": 8, "D": 512, "DV": 512, "DP": 512, "DVP": 512, "HEADS": 8,
-             "SCALES": 1, "FORMAT": 2, "TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias,
-             "SIGNED_ZERO": kind.signed_zero}  # fmt: skip
+    args |= {
+        "block_size": 16,
+        "num_heads": 8,
+        "D": 512,
+        "DV": 512,
+        "DP": 512,
+        "DVP": 512,
+        "HEADS": 8,
+        "SCALES": 1,
+        "FORMAT": 2,
+        "TOP": kind.top,
+        "MANTISSA": kind.mantissa,
+        "BIAS": kind.bias,
+        "SIGNED_ZERO": kind.signed_zero,
+    }
     Launcher(interpret=True)(write_step, (16, 1), args)
     want = x.float().clamp(-kind.top, kind.top).to(getattr(torch, name))
     nan = torch.isnan(x)
@@ -148,14 +162,16 @@ def test_scales_survive_packed_pages_and_block_copies(dtype, granularity, layout
     content = KVHeads(HEADS, DIM, dtype=dtype, quant=Quant(granularity))
     other = KVHeads(5, 24, dtype="float32")
     options = TritonOptions(interpret=True)
-    specs = {CacheId(0): KVCacheSpec(content, Full()), CacheId(1): KVCacheSpec(content, Full()),
-             CacheId(2): KVCacheSpec(other, Window(20))}  # fmt: skip
+    specs = {
+        CacheId(0): KVCacheSpec(content, Full()),
+        CacheId(1): KVCacheSpec(content, Full()),
+        CacheId(2): KVCacheSpec(other, Window(20)),
+    }
     offers = {
         c: LayoutOffer("triton", (TritonBackendSpec.layouts(s, DeviceFacts("cpu"), options)[layout],), 63)
         for c, s in specs.items()
     }
-    config = plan(specs, offers, Budget(memory_bytes=1 << 20), Limits(64), placement="packed",
-                  block_size=32).configs[0]  # fmt: skip
+    config = plan(specs, offers, Budget(memory_bytes=1 << 20), Limits(64), placement="packed", block_size=32).configs[0]
     arena = Arena(config.total_bytes)
     group = config.group_of(CacheId(0))
     blocks = list(range(group.blocks_per_large_page, group.num_blocks))

@@ -91,8 +91,15 @@ def test_heads_further_apart_than_2_31_elements(scene):
         made = storage.as_strided((tokens, heads, dim), (dim, apart, 1), next(begins))
         return made.copy_(x)
 
-    facts = {"head_dim": 17, "head_dim_v": 17, "lse": True, "num_heads": 3, "num_kv_heads": 3,
-             "dtype": "bfloat16", "cache_dtype": "bfloat16"}  # fmt: skip
+    facts = {
+        "head_dim": 17,
+        "head_dim_v": 17,
+        "lse": True,
+        "num_heads": 3,
+        "num_kv_heads": 3,
+        "dtype": "bfloat16",
+        "cache_dtype": "bfloat16",
+    }
     plain, other = (scene(facts, **FEW).run(backend) for backend in (interpreted(), Relaid(far)))
     for want, got in zip(plain, other, strict=True):
         assert torch.equal(got, want)

@@ -58,9 +58,7 @@ def first_kill(mutant: Mutant, spec: type[BackendSpec]) -> tuple[str, str]:
     return next(((r.case.id, r.reason or "") for r in results if r.outcome == "failed"), ("", ""))
 
 
-def killing_levels(
-    spec: type[BackendSpec], tier: str = "full", levels: tuple[str, ...] = LEVELS
-) -> list[str]:
+def killing_levels(spec: type[BackendSpec], tier: str = "full", levels: tuple[str, ...] = LEVELS) -> list[str]:
     """The levels in which some case fails; each stops at its first.
 
     Args:

@@ -71,8 +71,11 @@ class Outcome:
 
 def prepare(folder: Path) -> None:
     """A project of its own: the backend as source; the kit's quick cases and the backend's tests."""
-    shutil.copytree(ROOT / "backends" / "kvcore_torch", folder / "src" / "kvcore_torch",
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    shutil.copytree(
+        ROOT / "backends" / "kvcore_torch",
+        folder / "src" / "kvcore_torch",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (folder / "tests").mkdir()
     for name in TESTS:
         shutil.copy(ROOT / "tests" / "backends" / name, folder / "tests" / name)
@@ -84,8 +87,14 @@ def prepare(folder: Path) -> None:
 def mutmut(folder: Path, *arguments: str, quiet: bool = False) -> str:
     """Run mutmut in the scratch project."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=folder, env=env, text=True,
-                          stdout=subprocess.PIPE if quiet else None, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "mutmut", *arguments],
+        cwd=folder,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE if quiet else None,
+        check=False,
+    )
     if done.returncode and not quiet:
         raise SystemExit(f"mutmut {' '.join(arguments)} ended with status {done.returncode}")
     return done.stdout or ""

@@ -27,9 +27,7 @@ class ExampleBackend(AttentionBackend):
     def prepare(self, batch: Batch, group: AttentionGroup) -> Step:
         return Step(batch, batch.groups[group.kv_group])
 
-    def write(
-        self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step
-    ) -> None:
+    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step) -> None:
         slots_T = metadata.tables.slot_mapping_T[: batch.num_tokens]
         used = slots_T >= 0  # slot -1 writes nothing
         size = metadata.tables.kernel_block_size

@@ -52,9 +52,7 @@ class ExampleSpec(kvcore.BackendSpec):
         return CAPABILITIES.check(query)
 
     @classmethod
-    def layouts(
-        cls, spec: KVCacheSpec, facts: DeviceFacts, options: ExampleOptions
-    ) -> Sequence[LayoutOption]:
+    def layouts(cls, spec: KVCacheSpec, facts: DeviceFacts, options: ExampleOptions) -> Sequence[LayoutOption]:
         """Keys [N, K, D/x, P, x], values [N, K, Dv, P], and norms [N, K, P] where the content has them."""
         content = spec.content
         if not isinstance(content, KVHeads) or content.head_dim % options.x:

@@ -26,9 +26,7 @@ class ReferenceBackend(AttentionBackend):
         """Positions and slots."""
         return plan_step(batch, group, self.device)
 
-    def write(
-        self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step
-    ) -> None:
+    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step) -> None:
         """Keys and values, converted or quantized, into their slots."""
         for name in ("k", "v"):
             values = tensors[name][metadata.write_rows]
@@ -37,9 +35,15 @@ class ReferenceBackend(AttentionBackend):
                 put(view, metadata.write_slots, metadata.size, stored)
 
     def attend(
-        self, layer: AttentionLayer, query: Tensors, fresh: Tensors | None, cache: Tensors, metadata: Step,
-        out: torch.Tensor, lse: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        layer: AttentionLayer,
+        query: Tensors,
+        fresh: Tensors | None,
+        cache: Tensors,
+        metadata: Step,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
         """Sequence by sequence, everything from the cache."""
         for step in metadata.sequences:
             q_tHD = query["q"][step.rows]
@@ -52,9 +56,8 @@ class ReferenceBackend(AttentionBackend):
                 lse[step.rows] = total.float()
 
     def read(
-        self, layer: AttentionLayer, name: str, cache: Tensors, metadata: Step, step: SequenceStep,
-        wide: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
+        self, layer: AttentionLayer, name: str, cache: Tensors, metadata: Step, step: SequenceStep, wide: torch.dtype
+    ) -> torch.Tensor:
         """Keys or values [n, K, D] of a sequence, as numbers."""
         view = in_token_order(name, cache[name], metadata.layout)
         codes = take(view, step.slots_n, metadata.size)

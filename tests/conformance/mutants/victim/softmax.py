@@ -10,9 +10,8 @@ from .step import SequenceStep
 
 
 def attend_dense(
-    layer: AttentionLayer, q_tHD: torch.Tensor, keys_nKD: torch.Tensor, values_nKV: torch.Tensor,
-    step: SequenceStep,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    layer: AttentionLayer, q_tHD: torch.Tensor, keys_nKD: torch.Tensor, values_nKV: torch.Tensor, step: SequenceStep
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [t, H, Dv] and log-sum-exps [t, H]."""
     facts = layer.query
     if len(step.key_n) == 0:

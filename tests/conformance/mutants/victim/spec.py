@@ -19,10 +19,9 @@ CAPABILITIES = Capabilities(
     contents=("kv",),
     dtypes=FLOATS,
     cache_dtypes=(*FLOATS, *GRANULARITY),
-    features=("bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "unlike_dims",
-              "quant"),
+    features=("bidirectional", "window", "chunk", "scale", "softcap", "alibi", "sinks", "lse", "unlike_dims", "quant"),
     granularities=tuple(GRANULARITY.values()),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

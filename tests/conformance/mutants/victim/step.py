@@ -47,9 +47,7 @@ def plan_step(batch: Batch, group: AttentionGroup, device: torch.device) -> Step
     return Step(group.layout, size, sequences, write_rows, write_slots)
 
 
-def plan_sequence(
-    batch: Batch, part: GroupBatch, mask: Mask, size: int, s: int, device: torch.device
-) -> SequenceStep:
+def plan_sequence(batch: Batch, part: GroupBatch, mask: Mask, size: int, s: int, device: torch.device) -> SequenceStep:
     """Only keys that some query sees are kept, so that nothing else is ever read."""
     start = int(batch.query_start_loc_host[s])
     stop = int(batch.query_start_loc_host[s + 1])

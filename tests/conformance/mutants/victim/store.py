@@ -38,9 +38,7 @@ def take(view_NP: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
     return view_NP[from_block, from_offset]
 
 
-def encode(
-    layer: AttentionLayer, name: str, values: torch.Tensor, stored: torch.dtype
-) -> Mapping[str, torch.Tensor]:
+def encode(layer: AttentionLayer, name: str, values: torch.Tensor, stored: torch.dtype) -> Mapping[str, torch.Tensor]:
     """The fields that stand for keys or values [T, K, D]."""
     if layer.query.quant is None:
         return {name: values.to(stored)}
