@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import overview
 import pages
 import pictures
 import support
 
 PAGES: dict[str, Callable[[Path], str]] = {
+    "overview.md": overview.overview,
     "decisions.md": pages.decisions,
     "hooks.md": pages.hooks,
     "commands.md": pages.commands,

@@ -1,0 +1,47 @@
+"""The first page of the docs: its picture names what the code has, and its examples run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.tutorial import BLOCK, Command, matches, parse
+
+
+@pytest.fixture
+def page(repo: Path) -> str:
+    return (repo / "docs" / "index.md").read_text()
+
+
+def test_the_picture_names_things_of_the_code(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repo / "docs" / "_ext"))
+    overview = __import__("overview")
+    try:
+        drawn = ElementTree.fromstring(overview.picture())
+        titles = {t.text for t in drawn.iter("text") if t.get("class") == "title"}
+        assert {"KVCacheSpec", "plan()", "KVCacheManager", "AttentionBackend"} <= titles
+        with pytest.raises(AttributeError):
+            _ = overview.Box("kvcore.plan.planner:no_such_thing", ("", "")).title
+    finally:
+        del sys.modules["overview"]
+
+
+def test_its_commands_print_what_it_shows(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvcore.cli import main
+
+    consoles = "\n".join(m.group(0) for m in BLOCK.finditer(page) if m.group(2) == "console" and not m.group(1))
+    commands = [step for step in parse(f"\n{consoles}\n") if isinstance(step, Command)]
+    assert [c.words[:2] for c in commands] == [("kvcore", "conform"), ("kvcore", "plan")]
+    for command in commands:
+        assert main([*command.words[1:]]) == 0
+        assert matches(command.expected, capsys.readouterr().out), command.line
+
+
+def test_its_python_answers(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = [m.group(4) for m in BLOCK.finditer(page) if m.group(2) == "python"]
+    exec(compile(code, "docs/index.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("The capital of France is Paris. 0\n")
+    assert "one token adds 46080 bytes" in printed
