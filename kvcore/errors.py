@@ -111,6 +111,10 @@ class RequestError(KVCoreError):
     """A request can never be served (too long, empty, malformed sampling)."""
 
 
+class NotFiniteError(KVCoreError):
+    """The numbers of one request are not finite (a NaN weight, an overflow): no token can be chosen from them."""
+
+
 class ModelError(KVCoreError):
     """A model directory is missing, incomplete or not understood."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.cli.progress import Display
 from kvcore.cli.prompts import gather
-from kvcore.cli.result import Job, Result
+from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.build import Built, build
 from kvcore.engine.settings import EngineSettings
 from kvcore.plan.explain import size
@@ -43,6 +43,7 @@ def execute(job: Job) -> Result:
                 "token_ids": list(o.token_ids),
                 "finish_reason": o.finish_reason,
                 "num_cached_tokens": o.num_cached_tokens,
+                "error": None if o.error is None else o.error.as_dict()["error"],
             }
             for o in outputs
         ],
@@ -52,7 +53,8 @@ def execute(job: Job) -> Result:
         "rungs": _rungs(llm.backends, built.settings, job.registry),
         "notes": list(built.notes),
     }
-    return Result(document, _text(built, document))
+    failed = any(o.error is not None for o in outputs)
+    return Result(document, _text(built, document), NO if failed else DONE)
 
 
 def _rungs(backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry) -> dict[str, str | None]:
@@ -75,6 +77,7 @@ def _text(built: Built, document: dict[str, Any]) -> str:
             *(f"    {line}" for line in output["text"].strip().splitlines()),
             f"    ({len(output['token_ids'])} tokens, {output['finish_reason']}"
             f"{cached if output['num_cached_tokens'] else ''})",
+            *([f"    {output['error']['type']}: {output['error']['message']}"] if output["error"] else []),
             "",
         ]
     rate, total = stats["prefix_hit_rate"], stats["total_blocks"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import lcm
 
 from kvcore.engine.planning import eviction_policy, prepare_plan
-from kvcore.engine.request import FinishReason, Request, check_request
+from kvcore.engine.request import DERIVED, FinishReason, Request, check_request, check_tokens
 from kvcore.engine.sampler import Sampler
 from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
-from kvcore.errors import ConfigError
+from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Plan
@@ -28,10 +28,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NewToken:
-    """One token of one request, and whether it was the last."""
+    """One token of one request, and whether it was the last; no token where it ended without one."""
 
     request: Request
-    token: int
+    token: int | None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -131,24 +131,33 @@ class EngineCore:
         """Queue a prompt of token ids.
 
         Args:
-            request_id: A name not in use.
+            request_id: A name not in use: any text that does not begin with NUL.
             prompt_ids: The prompt.
             sampling: How tokens are chosen.
-            forced: Tokens to append instead of the sampled ones (teacher forcing).
+            forced: Tokens to append instead of sampled ones (teacher forcing); none is sampled, so prompt and
+                forced tokens may fill `max_model_len`.
             keep_logits: Send the logits of every position to the logits sink.
 
         Raises:
-            RequestError: The request can never be served.
+            RequestError: The request can never be served, or its name is in use.
         """
-        self.check(prompt_ids, sampling)
+        if not isinstance(request_id, str) or request_id.startswith(DERIVED):
+            allowed = "a text that does not begin with NUL"
+            raise RequestError(
+                "this can be no request's name", field="request_id", got=repr(request_id), allowed=allowed
+            )
+        if forced is None:
+            self.check(prompt_ids, sampling)
+        else:
+            self.check_text([*prompt_ids, *forced])
         request = Request(
             request_id=request_id,
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=tuple(map(int, prompt_ids)),
             sampling=sampling,
             arrival=self._arrivals,
-            forced=None if forced is None else tuple(forced),
+            forced=None if forced is None else tuple(map(int, forced)),
             keep_logits=keep_logits,
-            unforked=sampling.n - 1,
+            unforked=sampling.n - 1 if forced is None else 0,
         )
         self._arrivals += sampling.n
         self.scheduler.add(request)
@@ -164,13 +173,19 @@ class EngineCore:
             vocab_size=self.settings.facts.vocab_size,
         )
 
+    def check_text(self, token_ids: Sequence[int]) -> None:
+        """Raise `RequestError` for tokens that can never be scored: none are sampled, so they may fill the model."""
+        limit = self.settings.max_model_len
+        why = "the text is longer than the longest sequence"
+        check_tokens(token_ids, self.settings.facts.vocab_size, longest=limit, why=why)
+
     def abort(self, request_id: str) -> None:
-        """End a request now, in whatever state; unknown ids are ignored: it may just have finished."""
+        """End all samples of a prompt now, in whatever state; unknown names are ignored: it may just have finished."""
         self.scheduler.finish(request_id, "abort")
 
-    def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End a request for a reason that only its text shows (a stop string)."""
-        self.scheduler.finish(request_id, reason)
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """End one sample for a reason that only its text shows (a stop string)."""
+        self.scheduler.end(request, reason)
 
     @property
     def has_unfinished(self) -> bool:
@@ -180,22 +195,22 @@ class EngineCore:
     def step(self) -> list[NewToken]:
         """One step: schedule, run, take in, tell observers. Empty when there was nothing to do.
 
-        When running it raises, the requests of the step end as aborted, and the others go on.
+        When any part of it raises, the requests of the step end as aborted, and the others go on.
         """
         started = time.perf_counter()
         output = self.scheduler.schedule()
+        ended = [NewToken(request, None) for request in self.scheduler.take_ended()]
         if output is None:
-            return []
+            return ended
         try:
-            result = self.executor.execute(output)
+            produced = self.scheduler.update(output, self.executor.execute(output))
         except BaseException:  # an interrupt as well: the engine must serve on
             self.scheduler.abandon(output)
             raise
-        produced = self.scheduler.update(output, result)
         seconds = time.perf_counter() - started
         self.seconds += seconds
         self._tell_observers(output.step, output.num_tokens, seconds)
-        return [NewToken(request, token) for request, token in produced]
+        return [*ended, *(NewToken(request, token) for request, token in produced)]
 
     def _tell_observers(self, step: int, scheduled: int, seconds: float) -> None:
         blocks, counts = self.manager.stats(), self.scheduler.stats

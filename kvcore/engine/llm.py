@@ -13,7 +13,7 @@ from kvcore.engine.core import EngineCore, Progress
 from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
-from kvcore.errors import ConfigError, IntegrityError, RequestError
+from kvcore.errors import ConfigError, IntegrityError, KVCoreError, RequestError
 from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
@@ -29,8 +29,9 @@ class Output:
         prompt: The prompt as given.
         text: The decoding without special tokens, cut before a stop string.
         token_ids: The generated ids, the EOS that ended them included.
-        finish_reason: stop, length or abort.
+        finish_reason: stop, length, abort or error.
         num_cached_tokens: Prompt tokens that the prefix cache served.
+        error: What went wrong, where the reason is error.
     """
 
     prompt: str
@@ -38,6 +39,7 @@ class Output:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     num_cached_tokens: int
+    error: KVCoreError | None = None
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,14 @@ class StreamEvent:
         prompt_index: Which prompt.
         sample: Which of its n samples.
         text: New text, possibly empty (half a character, or the beginning of a stop string).
-        token_id: The token behind it.
+        token_id: The token behind it; None where the sample ended without one.
         output: The whole sample, on its last event.
     """
 
     prompt_index: int
     sample: int
     text: str
-    token_id: int
+    token_id: int | None
     output: Output | None
 
 
@@ -152,32 +154,39 @@ class LLM:
         for ids in encoded:
             self.core.check(ids, sampling)
         roots = {self._new_id(): i for i in range(len(prompts))}
-        texts: dict[str, TextStream] = {}
+        texts: dict[tuple[int, int], TextStream] = {}
         try:
             for request_id, i in roots.items():
                 self.core.add_request(request_id, encoded[i], sampling)
             while self.core.has_unfinished:
                 for new in self.core.step():
-                    i = roots[_root(new.request)]
-                    text = texts.setdefault(new.request.request_id, TextStream(self.tokenizer, sampling.stop))
-                    yield self._event(i, prompts[i], new.request, new.token, text)
+                    if new.request.request_id not in roots:  # somebody's own, added to `core` meanwhile
+                        continue
+                    i = roots[new.request.request_id]
+                    samples = [new.request.sample]
+                    if new.token is None:  # those that were not forked yet end with it
+                        samples += range(new.request.sample + 1, new.request.sample + new.request.width)
+                    for sample in samples:
+                        text = texts.setdefault((i, sample), TextStream(self.tokenizer, sampling.stop))
+                        yield self._event((i, sample), prompts[i], new.request, new.token, text)
         finally:
-            for request in list(self.core.scheduler.requests.values()):
-                if _root(request) in roots:
-                    self.core.abort(request.request_id)
+            for request_id in roots:
+                self.core.abort(request_id)
 
-    def _event(self, index: int, prompt: str, request: Request, token: int, stream: TextStream) -> StreamEvent:
-        text = stream.push(token)
+    def _event(
+        self, index: tuple[int, int], prompt: str, request: Request, token: int | None, stream: TextStream
+    ) -> StreamEvent:
+        text = "" if token is None else stream.push(token)
         if request.finish_reason is not None:
             text += stream.finish()
         if stream.stopped:
-            self.core.finish(request.request_id, "stop")
+            self.core.end(request, "stop")
         reason: FinishReason | None = "stop" if stream.stopped else request.finish_reason
         output = None
         if reason is not None:
             ids = tuple(request.output_ids)
-            output = Output(prompt, stream.text, ids, reason, request.num_cached_tokens or 0)
-        return StreamEvent(index, request.sample, text, token, output)
+            output = Output(prompt, stream.text, ids, reason, request.num_cached_tokens or 0, request.error)
+        return StreamEvent(*index, text, token, output)
 
     def score(
         self, token_ids: Sequence[Sequence[int]], *, prompt_lens: Sequence[int] | None = None
@@ -191,23 +200,34 @@ class LLM:
 
         Returns:
             For each sequence float32 [len, V]: row i predicts token i + 1.
+
+        Raises:
+            RequestError: A text can never be scored; nothing has run then.
+            NotFiniteError: The logits of a text are not finite.
         """
         self._check_idle()
-        lens = prompt_lens or [len(ids) for ids in token_ids]
-        names = [self._new_id() for _ in token_ids]
+        for ids in token_ids:
+            self.core.check_text(ids)
+        lens = [len(ids) for ids in token_ids] if prompt_lens is None else list(prompt_lens)
+        _check_prompt_lens(token_ids, lens)
+        requests: list[Request] = []
         try:
-            for name, ids, prompt in zip(names, token_ids, lens, strict=True):
+            for ids, prompt in zip(token_ids, lens, strict=True):
                 forced = tuple(ids[prompt:])
-                sampling = SamplingParams(max_tokens=len(forced) + 1, ignore_eos=True)
-                self._kept[name] = {}
-                self.core.add_request(name, ids[:prompt], sampling, forced=forced, keep_logits=True)
+                request = self.core.add_request(
+                    self._new_id(), ids[:prompt], SamplingParams(), forced=forced, keep_logits=True
+                )
+                requests.append(request)
+                self._kept[request.key] = {}
             while self.core.has_unfinished:
-                self.core.step()
-            return [self._collect(name, len(ids)) for name, ids in zip(names, token_ids, strict=True)]
+                for new in self.core.step():
+                    if new.request.error is not None:
+                        raise new.request.error
+            return [self._collect(request.key, len(ids)) for request, ids in zip(requests, token_ids, strict=True)]
         finally:
-            for name in names:
-                self.core.abort(name)
-                self._kept.pop(name, None)
+            for request in requests:
+                self.core.abort(request.request_id)
+                self._kept.pop(request.key, None)
 
     def _keep_logits(self, request_id: str, first: int, logits_NV: torch.Tensor) -> None:
         self._kept[request_id].update(enumerate(logits_NV.float().cpu(), first))
@@ -263,6 +283,16 @@ def _check_texts(prompts: Sequence[str]) -> None:
             raise RequestError("a prompt is not a text", field="prompts", got=ascii(prompt), allowed="Unicode text")
 
 
-def _root(request: Request) -> str:
-    """The id under which the prompt of a request was added; forks carry it before a ``#``."""
-    return request.request_id.split("#")[0]
+def _check_prompt_lens(token_ids: Sequence[Sequence[int]], lens: Sequence[int]) -> None:
+    if len(lens) != len(token_ids):
+        raise RequestError(
+            "every text needs its own prompt length",
+            field="prompt_lens",
+            got=f"{len(lens)} lengths",
+            allowed=f"{len(token_ids)} lengths",
+        )
+    for ids, length in zip(token_ids, lens, strict=True):
+        if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= len(ids):
+            raise RequestError(
+                "a prompt length is out of range", field="prompt_lens", got=length, allowed=f"1 to {len(ids)}"
+            )

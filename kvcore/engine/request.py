@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral
 from typing import Literal
 
 from kvcore.engine.settings import SamplingParams
-from kvcore.errors import RequestError
+from kvcore.errors import KVCoreError, RequestError
 from kvcore.worker.messages import SampleAsk
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+DERIVED = "\0"  # begins the names that the engine makes for further samples
 
 
 class Status(Enum):
@@ -27,17 +31,19 @@ class Request:
     """One sequence: its prompt, what was generated, and how far the cache has come.
 
     Attributes:
-        request_id: Unique name.
+        request_id: The caller's name for it; the n samples of a prompt have one name.
         prompt_ids: The prompt.
         sampling: How tokens are chosen.
         arrival: Order of arrival, also the order of service; samples of one prompt follow each other.
         sample: Which of the n samples of a prompt this is, from 0.
-        forced: Tokens to append instead of the sampled ones (teacher forcing), or None.
+        forced: Tokens to append instead of sampled ones (teacher forcing), or None. Such a request ends when all
+            of its tokens are computed, and samples none.
         keep_logits: Whether the logits of every position are wanted.
         tokens: Prompt and generated tokens.
         num_computed: Tokens whose keys and values are in the cache.
         num_cached_tokens: Prompt tokens served by the prefix cache at the first admission; None before it.
         unforked: Samples still to be forked from this request when its prefill ends.
+        error: What ended it, where `finish_reason` is error.
     """
 
     request_id: str
@@ -53,10 +59,16 @@ class Request:
     unforked: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
+    error: KVCoreError | None = None
 
     def __post_init__(self) -> None:
         if not self.tokens:
             self.tokens = list(self.prompt_ids)
+
+    @property
+    def key(self) -> str:
+        """Its name inside the engine; callers' names never begin with NUL, so no sample is taken for a request."""
+        return f"{DERIVED}{self.sample}{DERIVED}{self.request_id}" if self.sample else self.request_id
 
     @property
     def output_ids(self) -> list[int]:
@@ -75,6 +87,8 @@ class Request:
 
     def sample_asks(self) -> tuple[SampleAsk, ...]:
         """The draws to make from the last logits: one, or one for each unforked sample as well."""
+        if self.forced is not None:
+            return ()
         s = self.sampling
         return tuple(
             SampleAsk(s.temperature, s.top_p, s.top_k, s.seed + self.sample + i, self.num_outputs)
@@ -85,7 +99,7 @@ class Request:
         """The other samples, as requests of their own with the same tokens and progress."""
         children = [
             Request(
-                request_id=f"{self.request_id}#{self.sample + i}",
+                request_id=self.request_id,
                 prompt_ids=self.prompt_ids,
                 sampling=self.sampling,
                 arrival=self.arrival + i,
@@ -102,11 +116,9 @@ class Request:
         return children
 
 
-def check_request(
-    prompt_ids: Sequence[int], sampling: SamplingParams, *, max_model_len: int, max_num_seqs: int, vocab_size: int
-) -> None:
-    """Raise `RequestError` for a request that can never be served."""
-    if not prompt_ids:
+def check_tokens(token_ids: Sequence[int], vocab_size: int, *, longest: int, why: str) -> None:
+    """Raise `RequestError` unless these are 1 to `longest` token ids; `why` says what a longer text would lack."""
+    if not token_ids:
         raise RequestError(
             "the prompt has no tokens",
             field="prompt",
@@ -114,24 +126,37 @@ def check_request(
             allowed="at least one token",
             remedy="give a prompt that is not empty",
         )
-    if len(prompt_ids) >= max_model_len:
+    strange = [t for t in token_ids if not isinstance(t, Integral) or isinstance(t, bool)]
+    if strange:
+        raise RequestError("a token id is no integer", field="prompt", got=repr(strange[0]), allowed="integers")
+    if len(token_ids) > longest:
         raise RequestError(
-            "the prompt leaves no room for a single new token",
+            why,
             field="prompt",
-            got=f"{len(prompt_ids)} tokens",
-            allowed=f"at most {max_model_len - 1} tokens",
+            got=f"{len(token_ids)} tokens",
+            allowed=f"at most {longest} tokens",
             remedy="shorten the prompt or raise engine.max_model_len",
         )
-    if vocab_size and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+    # Without a vocabulary in the config, what a block table can hold of them is the only limit.
+    largest = (vocab_size or 1 << 31) - 1
+    if not 0 <= min(token_ids) <= max(token_ids) <= largest:
         raise RequestError(
             "a token id is outside the vocabulary",
             field="prompt",
-            got=(min(prompt_ids), max(prompt_ids)),
-            allowed=f"0 to {vocab_size - 1}",
+            got=(min(token_ids), max(token_ids)),
+            allowed=f"0 to {largest}",
         )
+
+
+def check_request(
+    prompt_ids: Sequence[int], sampling: SamplingParams, *, max_model_len: int, max_num_seqs: int, vocab_size: int
+) -> None:
+    """Raise `RequestError` for a request that can never be served."""
+    why = "the prompt leaves no room for a single new token"
+    check_tokens(prompt_ids, vocab_size, longest=max_model_len - 1, why=why)
     limits: tuple[tuple[str, float, bool, str], ...] = (
         ("max_tokens", sampling.max_tokens, sampling.max_tokens >= 1, ">= 1"),
-        ("temperature", sampling.temperature, sampling.temperature >= 0, ">= 0"),
+        ("temperature", sampling.temperature, 0 <= sampling.temperature < float("inf"), ">= 0 and finite"),
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "0 < top_p <= 1"),
         ("top_k", sampling.top_k, sampling.top_k >= 0, ">= 0 (0 is off)"),
         ("n", sampling.n, 1 <= sampling.n <= max_num_seqs, f"1 to {max_num_seqs} (engine.max_num_seqs)"),

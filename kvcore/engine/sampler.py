@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kvcore.errors import NotFiniteError
 from kvcore.worker.messages import SampleAsk
 
 
@@ -43,7 +44,8 @@ def draw(logits_V: torch.Tensor, ask: SampleAsk) -> int:
     mass = torch.cumsum(probabilities, dim=0)
     point = uniform(ask.seed, ask.position)
     position = int(torch.searchsorted(mass, torch.tensor(point, dtype=mass.dtype), right=True))
-    return int(ids[min(position, len(ids) - 1)])
+    # Rounding may leave the whole mass below the point; a token without any mass is never drawn.
+    return int(ids[min(position, int((probabilities > 0).sum()) - 1)])
 
 
 class Sampler:
@@ -53,10 +55,19 @@ class Sampler:
         """For row n of the logits, one token for each of `asks[n]`.
 
         Args:
-            logits_NV: float32 [N, V], on any device.
+            logits_NV: float32 [N, V], on any device; minus infinity is a token that cannot be drawn.
             asks: N sequences.
+
+        Raises:
+            NotFiniteError: A row holds NaN or infinity, or no token that can be drawn.
         """
-        best = logits_NV.argmax(dim=-1).tolist()
+        largest_N, best_N = logits_NV.max(dim=-1)
+        if not torch.isfinite(largest_N).all():
+            rows = torch.isfinite(largest_N).logical_not().nonzero().flatten().tolist()
+            raise NotFiniteError(
+                "no token can be drawn from logits that are not finite", field="logits", got=f"rows {rows}"
+            )
+        best = best_N.tolist()
         random_rows = [n for n, row in enumerate(asks) if any(a.temperature > 0 for a in row)]
         on_host = {n: logits_NV[n].cpu() for n in random_rows}
         return tuple(

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvcore.engine.request import FinishReason, Request, Status
-from kvcore.errors import CapacityError, RequestError
+from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteError, RequestError
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.step import Ask
 from kvcore.worker.messages import ScheduledRow, SchedulerOutput, StepResult
@@ -42,6 +42,10 @@ class Scheduler:
         eos_token_ids: Ids that end a sequence.
         salt: Isolates prefixes, see `KVCacheManager.begin`.
         hit_unit: Prefix hits are multiples of this many tokens; 0 without prefix caching.
+
+    Attributes:
+        requests: The samples of each prompt that are being served, by the caller's name for it.
+        waiting, running: The same requests, in order of arrival; a preempted one goes back to its place.
     """
 
     def __init__(
@@ -62,26 +66,31 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.salt = salt
         self.hit_unit = hit_unit
-        self.requests: dict[str, Request] = {}
-        # Both in order of arrival; a preempted request goes back to its place.
+        self.requests: dict[str, list[Request]] = {}
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.stats = SchedulerStats()
+        self._live: dict[str, Request] = {}  # by key
         self._dropped: list[str] = []
+        self._ended: list[Request] = []  # without a token, since the last `update`
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         if request.request_id in self.requests:
             raise RequestError("a request of this id is being served", field="request_id", got=request.request_id)
-        self.requests[request.request_id] = request
         self._queue(request)
+        self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        self._live[request.key] = request
+        self.requests.setdefault(request.request_id, []).append(request)
 
     def _queue(self, request: Request) -> None:
+        # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
+        salt = f"{self.salt}\0{request.key}" if request.keep_logits else self.salt
+        self.manager.begin(request.key, request.tokens, salt=salt)
         request.status = Status.WAITING
         request.num_computed = 0
-        # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
-        salt = f"{self.salt}\0{request.request_id}" if request.keep_logits else self.salt
-        self.manager.begin(request.request_id, request.tokens, salt=salt)
         insort(self.waiting, request, key=lambda r: r.arrival)
 
     @property
@@ -90,20 +99,41 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End a request now, whatever its state; its blocks are freed, its output kept by the caller."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return
-        (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
-        self._release(request)
-        request.status, request.finish_reason = Status.FINISHED, reason
+        """End all samples of a prompt now, whatever their state; a name that is not served is passed over."""
+        for request in list(self.requests.get(request_id, ())):
+            self.end(request, reason)
 
-    def _release(self, request: Request) -> None:
-        self.manager.free([request.request_id])
-        self._dropped.append(request.request_id)
+    def end(self, request: Request, reason: FinishReason, error: KVCoreError | None = None) -> None:
+        """End one request now, if it has not ended; its blocks are freed, its output kept by the caller."""
+        if self._live.pop(request.key, None) is None:
+            return
+        family = self.requests[request.request_id]
+        family.remove(request)
+        if not family:
+            del self.requests[request.request_id]
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
+        # What is not finite is wrong for everybody: nobody may find it again by its prefix.
+        self._release(request, forget=isinstance(error, NotFiniteError))
+        request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+
+    def _release(self, request: Request, *, forget: bool = False) -> None:
+        self.manager.free([request.key], forget=forget)
+        self._dropped.append(request.key)
 
     def schedule(self) -> SchedulerOutput | None:
-        """The next step, or None when there is nothing to run."""
+        """The next step, or None when there is nothing to run.
+
+        A request that can never be continued ends here, with its error; `update` and `take_ended` tell it.
+        """
+        try:
+            return self._schedule()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _schedule(self) -> SchedulerOutput | None:
         asks, preempted = self._ask_for_running()
         if not preempted:
             asks += self._admit(asks)
@@ -112,7 +142,7 @@ class Scheduler:
         allocation = self.manager.allocate(asks)
         rows = []
         for ask in asks:
-            request = self.requests[ask.request_id]
+            request = self._live[ask.request_id]
             hit = allocation.cached_tokens.get(ask.request_id)
             if hit is not None:
                 request.num_computed = hit
@@ -122,10 +152,10 @@ class Scheduler:
             samples = request.sample_asks() if last == len(request.tokens) else ()
             rows.append(
                 ScheduledRow(
-                    request.request_id,
+                    request.key,
                     tuple(request.tokens[first:last]),
                     first,
-                    allocation.deltas[request.request_id],
+                    allocation.deltas[request.key],
                     samples,
                     request.keep_logits,
                 )
@@ -151,18 +181,22 @@ class Scheduler:
             for request in self.running:
                 count = min(len(request.tokens) - request.num_computed, budget)
                 if count > 0:
-                    asks.append(Ask(request.request_id, count))
+                    asks.append(Ask(request.key, count))
                     budget -= count
             short = self.manager.blocks_short(asks) if asks else 0
             if not short:
                 return asks, preempted
             if len(self.running) == 1:
-                raise CapacityError(
-                    f"request {self.running[0].request_id} alone needs {short} blocks more than there are",
+                alone = self.running[0]
+                error = CapacityError(
+                    f"request {alone.request_id} alone needs {short} blocks more than there are",
                     field="cache.memory",
-                    got=f"{len(self.running[0].tokens)} tokens",
+                    got=f"{len(alone.tokens)} tokens",
                     remedy="raise cache.memory or lower engine.max_model_len",
                 )
+                self.end(alone, "error", error)
+                self._ended.append(alone)
+                continue
             self._preempt(self.running[-1])
             preempted = True
 
@@ -180,12 +214,16 @@ class Scheduler:
         for request in list(self.waiting):
             if budget < 1 or width + request.width > self.max_num_seqs:
                 break
-            hit = self.manager.lookup([request.request_id])[0]
-            if self._is_being_computed(request, hit, [*asks, *admitted]):
-                continue  # for a few steps at most: whoever computes it is running
-            ask = Ask(request.request_id, min(len(request.tokens) - hit, budget))
-            if self.manager.blocks_short([*asks, *admitted, ask]):
-                break  # nobody overtakes: a large request is not starved by small ones behind it
+            try:
+                hit = self.manager.lookup([request.key])[0]
+                if self._is_being_computed(request, hit, [*asks, *admitted]):
+                    continue  # for a few steps at most: whoever computes it is running
+                ask = Ask(request.key, min(len(request.tokens) - hit, budget))
+                if self.manager.blocks_short([*asks, *admitted, ask]):
+                    break  # nobody overtakes: a large request is not starved by small ones behind it
+            except BaseException:
+                self.end(request, "abort")  # else it would fail every later step as well
+                raise
             self.waiting.remove(request)
             insort(self.running, request, key=lambda r: r.arrival)
             request.status = Status.RUNNING
@@ -201,63 +239,102 @@ class Scheduler:
             return False
         wanted = request.tokens[:end]
         for ask in asks:
-            other = self.requests[ask.request_id]
+            other = self._live[ask.request_id]
             if other.num_computed < end and not other.keep_logits and other.tokens[:end] == wanted:
                 return True
         return False
 
-    def abandon(self, output: SchedulerOutput) -> None:
-        """Give up a step that failed: its requests end, and nothing that it was to compute can be hit."""
-        for row in output.rows:
-            self.finish(row.request_id, "abort")
-        # Perhaps the worker never came to drop them; dropping twice does no harm.
-        self._dropped = [*output.finished, *self._dropped]
-        self.manager.commit(output.step, {})
-        self.manager.retire(output.step)
+    def abandon(self, output: SchedulerOutput | None = None) -> None:
+        """Give up a step that failed: its requests end, and nothing that it was to compute can be hit.
 
-    def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int]]:
+        Args:
+            output: The step; None when it failed before it was one: then everything that runs ends.
+        """
+        keys = [r.key for r in self.running] if output is None else [row.request_id for row in output.rows]
+        if output is not None:
+            # Perhaps the worker never came to drop them; dropping twice does no harm.
+            self._dropped = [*output.finished, *self._dropped]
+        # A step that failed while it was taken in has children that no row names.
+        ids = {self._live[key].request_id for key in keys if key in self._live}
+        for request in [r for r in self._live.values() if r.key in keys or (r.request_id in ids and r.sample)]:
+            self.end(request, "abort")
+        for step in self.manager.steps_in_flight:
+            self.manager.commit(step, {})
+            self.manager.retire(step)
+
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int | None]]:
         """Take in what a step produced; returns (request, new token) in the order of its rows.
 
-        Requests that ended by length or EOS are finished here; stop strings are the caller's.
+        Requests that ended by length, EOS or numbers that are not finite are finished here, the last with no
+        token; stop strings are the caller's. When it raises, `abandon` the step.
         """
-        produced: list[tuple[Request, int]] = []
+        produced: list[tuple[Request, int | None]] = []
         appended: dict[str, list[int]] = {}
-        for row, tokens in zip(output.rows, result.tokens, strict=True):
-            request = self.requests.get(row.request_id)
+        wrong = {bad.row: bad.where for bad in result.not_finite}
+        for i, (row, tokens) in enumerate(zip(output.rows, result.tokens, strict=True)):
+            request = self._live.get(row.request_id)
             if request is None:  # ended while the step was running
                 continue
+            if i in wrong:
+                self.end(request, "error", _not_finite(request, wrong[i]))
+                produced.append((request, None))
+                continue
             request.num_computed += len(row.token_ids)
+            if request.forced is not None and request.num_computed == len(request.tokens):
+                tokens = request.forced[request.num_outputs :][:1]
+                if not tokens:
+                    self.end(request, "length")
+                    produced.append((request, None))
+            elif len(tokens) != len(row.samples):
+                raise IntegrityError(
+                    "a worker drew another number of tokens than it was asked for",
+                    field="tokens",
+                    got=len(tokens),
+                    allowed=len(row.samples),
+                )
             family = [request, *(self._fork(request) if len(tokens) > 1 else ())]
             for member, token in zip(family, tokens, strict=bool(tokens)):
-                appended[member.request_id] = [self._append(member, token)]
-                produced.append((member, member.tokens[-1]))
+                member.tokens.append(token)
+                appended[member.key] = [token]
+                produced.append((member, token))
         self.manager.commit(output.step, appended)
         self.manager.retire(output.step)
-        for request, token in produced:
-            reason = self._ended(request, token)
+        self.stats.output_tokens += len(appended)
+        for member, last in produced:
+            reason = None if last is None else self._reason_to_end(member, last)
             if reason is not None:
-                self.finish(request.request_id, reason)
+                self.end(member, reason)
         return produced
 
-    def _append(self, request: Request, token: int) -> int:
-        if request.forced is not None and request.num_outputs < len(request.forced):
-            token = request.forced[request.num_outputs]
-        request.tokens.append(token)
-        self.stats.output_tokens += 1
-        return token
+    def take_ended(self) -> list[Request]:
+        """The requests that `schedule` has ended since the last call, because they can never go on."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def _fork(self, request: Request) -> list[Request]:
         """One prefill becomes n sequences that share its blocks; each goes on from a token of its own."""
         children = request.fork()
-        self.manager.fork(request.request_id, [c.request_id for c in children])
+        self.manager.fork(request.key, [c.key for c in children])
         for child in children:
-            self.requests[child.request_id] = child
+            self._enter(child)
             insort(self.running, child, key=lambda r: r.arrival)
         return children
 
-    def _ended(self, request: Request, token: int) -> FinishReason | None:
+    def _reason_to_end(self, request: Request, token: int) -> FinishReason | None:
+        if request.forced is not None:
+            return None
         if token in self.eos_token_ids and not request.sampling.ignore_eos:
             return "stop"
         if request.num_outputs >= request.sampling.max_tokens or len(request.tokens) >= self.max_model_len:
             return "length"
         return None
+
+
+def _not_finite(request: Request, where: str) -> NotFiniteError:
+    return NotFiniteError(
+        f"the logits of request {request.request_id} are not finite, so no token can be chosen: {where}",
+        field="logits",
+        got="NaN or infinity",
+        allowed="finite numbers",
+        remedy="look for NaN in the weights; in float16 for an overflow (model.dtype=bfloat16 or float32)",
+    )

@@ -101,11 +101,15 @@ class BlockPool:
             )
         taken = []
         fresh, refs, last_reader = self._fresh, self.refs, self._last_reader
-        for _ in range(count):
-            block = fresh.pop_first() if len(fresh) else self._evict()
-            refs[block] = 1
-            last_reader[block] = 0
-            taken.append(block)
+        try:
+            for _ in range(count):
+                block = fresh.pop_first() if len(fresh) else self._evict()
+                refs[block] = 1
+                last_reader[block] = 0
+                taken.append(block)
+        except BaseException:  # a policy is anybody's code
+            self.release(taken, self.retired)
+            raise
         return taken
 
     def _evict(self) -> int:

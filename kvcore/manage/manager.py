@@ -218,11 +218,20 @@ class KVCacheManager:
             )
         self._pool.retire(step)
 
-    def free(self, request_ids: Sequence[str]) -> None:
+    @property
+    def steps_in_flight(self) -> tuple[int, ...]:
+        """The steps that were allocated and are not committed, oldest first."""
+        return tuple(self._steps)
+
+    def free(self, request_ids: Sequence[str], *, forget: bool = False) -> None:
         """Let go of requests: finished, aborted or preempted, also with steps in flight.
 
         Their blocks wait until the last step that included them has retired; what was committed can
         still be hit. A preempted request may `begin` again under its name.
+
+        Args:
+            request_ids: Requests that have begun.
+            forget: What they computed, and what they hit, is wrong: nobody can hit it from now on.
 
         Raises:
             RequestError: An unknown or repeated name; nothing has changed.
@@ -233,6 +242,8 @@ class KVCacheManager:
         for request in requests:
             del self._requests[request.request_id]
             request.alive = False
+            if forget:
+                self._forget(request)
             self._pool.release(request.tail_first(self._rules), request.last_step)
             request.rows = []
             request.hit_memo = None
@@ -383,6 +394,15 @@ class KVCacheManager:
                         own = request.tokens[b * rule.block_size : (b + 1) * rule.block_size]
                         self._events.add(Stored(rule.index, digest, block, parent, tuple(own)))
             row.registered = max(row.registered, full)
+
+    def _forget(self, request: RequestState) -> None:
+        """Take every block of the request's chain out of the prefix cache, given up ones included."""
+        for rule, row, span in zip(self._rules, request.rows, self._cache.spans, strict=False):
+            for b in range(row.registered):
+                block = self._cache.get(rule.index, request.digests[(b + 1) * span - 1])
+                if block is not None:
+                    self._evicted(block)
+                    self._pool.uncache([block])
 
     def _trim(self, request: RequestState, step: int) -> None:
         """Give up what no query from the committed end on will read; `step` was the last that did."""

@@ -20,7 +20,7 @@ class CacheEngine:
     Args:
         config: The plan of this rank.
         device: Torch device of the arena.
-        zero_new_blocks: Zero every block when it is handed out, see `must_zero`.
+        zero_new_blocks: Zero every block when it is handed out, for kernels that load unwritten slots.
         poison: Poison content when it dies, and the slots of new blocks until they are written.
 
     Attributes:
@@ -67,14 +67,3 @@ class CacheEngine:
     def _poison(self, blocks: Sequence[tuple[int, int]]) -> None:
         for group in {g for g, _ in blocks}:
             poison_blocks(self.arena, self.config, group, [b for g, b in blocks if g == group])
-
-
-def must_zero(config: KVCacheConfig, reads_unwritten_slots: bool) -> bool:
-    """Whether blocks must be zeroed when handed out.
-
-    Only a kernel that loads unwritten slots can be hurt, and only where the stale bytes of a block can
-    be of another element type: read as such they may be NaN, and 0 * NaN is NaN. Within one dtype,
-    stale values are finite numbers that the mask removes.
-    """
-    dtypes = {p.dtype for g in config.kv_cache_groups for p in g.layout.places}
-    return reads_unwritten_slots and len(dtypes) > 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,31 @@ class StepContext(ForwardContext):
         self.layers = layers
         self._batch: Batch | None = None
         self._metadata: list[Any] = []
+        self._watched: Mapping[int, slice] = {}
+        self._found: dict[int, str] = {}
+
+    @contextmanager
+    def watch(self, spans: Mapping[int, slice]) -> Iterator[dict[int, str]]:
+        """While it lasts, every layer looks at these rows' tokens; the dict fills with the first that is not finite.
+
+        Args:
+            spans: Tokens of the flat batch by row.
+        """
+        self._watched, self._found = spans, {}
+        try:
+            yield self._found
+        finally:
+            self._watched = {}
+
+    def _look(self, cache_id: CacheId, tensors: Mapping[str, torch.Tensor]) -> None:
+        for row, span in self._watched.items():
+            for name, tensor_THD in tensors.items():
+                if row in self._found:
+                    break
+                bad_H = ~torch.isfinite(tensor_THD[span]).all(dim=-1).all(dim=0)
+                if bad_H.any():
+                    head = int(bad_H.nonzero()[0])
+                    self._found[row] = f"first in layer {cache_id.layer}, {name} of head {head}"
 
     def begin(self, batch: Batch, metadata: list[Any]) -> None:
         """Start a step: its batch, and the metadata of every attention group."""
@@ -69,4 +95,7 @@ class StepContext(ForwardContext):
         heads, dim_v = query_THD.shape[1], bound.layer.query.head_dim_v
         out_THD = query_THD.new_empty(query_THD.shape[0], heads, dim_v)
         bound.backend.attend(bound.layer, {"q": query_THD}, fresh, bound.cache, metadata, out_THD)
+        if self._watched:
+            given = {"queries": query_THD, "keys": key_TKD, "values": value_TKDv}
+            self._look(cache_id, {**given, "attention output": out_THD})
         return out_THD

@@ -117,14 +117,28 @@ def _flat(delta: TableDelta) -> tuple[int, int, tuple[int, ...]]:
     return delta.drop_front, delta.keep, delta.ids
 
 
+class NotFinite(NamedTuple):
+    """A row of a step whose logits hold NaN or infinity.
+
+    Attributes:
+        row: Index of the row.
+        where: The first place that was not finite, in words.
+    """
+
+    row: int
+    where: str
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step produced.
 
     Attributes:
         step: Number of the step.
-        tokens: For each row of the step, one token id for each of its samples.
+        tokens: For each row of the step, one token id for each of its samples; none where it is not finite.
+        not_finite: Rows whose logits were not finite.
     """
 
     step: int
     tokens: tuple[tuple[int, ...], ...]
+    not_finite: tuple[NotFinite, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -18,7 +19,7 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.worker.binding import Binding, bind
 from kvcore.worker.cache_engine import CacheEngine
 from kvcore.worker.forward_context import StepContext
-from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput, StepResult
+from kvcore.worker.messages import NotFinite, SampleAsk, ScheduledRow, SchedulerOutput, StepResult
 
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
 LogitsSink = Callable[[str, int, torch.Tensor], None]
@@ -76,8 +77,10 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""
         batch = self.stage(output)
-        logits = self._forward(output, batch)
-        return StepResult(output.step, self._draw(output, logits))
+        logits_NV = self._forward(output, batch)
+        wrong = _not_finite_rows(output, logits_NV)
+        found = self._locate(output, batch, wrong) if wrong else ()
+        return StepResult(output.step, self._draw(output, logits_NV, wrong), found)
 
     def stage(self, output: SchedulerOutput) -> Batch:
         """All of a step that comes before the model: rows, tables, block operations, batch, metadata."""
@@ -123,18 +126,49 @@ class ModelRunner:
             self.context,
         )
 
-    def _draw(self, output: SchedulerOutput, logits_NV: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    def _locate(self, output: SchedulerOutput, batch: Batch, wrong: Sequence[int]) -> tuple[NotFinite, ...]:
+        """Where each of these rows first stops being finite: the step runs again, with every layer looked at.
+
+        The second run writes the same keys and values into the same slots. It costs a step, and only a faulty one.
+        """
+        ends = list(accumulate(len(r.token_ids) for r in output.rows))
+        spans = {row: slice(ends[row] - len(output.rows[row].token_ids), ends[row]) for row in wrong}
+        with self.context.watch(spans) as found:
+            self._forward(output, batch)
+        after = "no attention layer's numbers: what comes behind the last of them"
+        return tuple(NotFinite(row, found.get(row, after)) for row in wrong)
+
+    def _draw(
+        self, output: SchedulerOutput, logits_NV: torch.Tensor, wrong: Sequence[int]
+    ) -> tuple[tuple[int, ...], ...]:
         """Sample each row's tokens from its last logits, and hand kept logits to the sink."""
-        last, start = [], 0
-        for r in output.rows:
+        last, start, asks = [], 0, []
+        for i, r in enumerate(output.rows):
             count = _wanted_count(r)
             if r.keep_logits and self.logits_sink is not None:
                 self.logits_sink(r.request_id, r.num_computed, logits_NV[start : start + count])
             start += count
-            if r.samples:
+            asks.append(r.samples if i not in wrong else ())
+            if asks[-1]:
                 last.append(start - 1)
-        drawn = iter(self.sample(logits_NV[last], [r.samples for r in output.rows if r.samples]))
-        return tuple(next(drawn) if r.samples else () for r in output.rows)
+        drawn = iter(self.sample(logits_NV[last], [a for a in asks if a]))
+        return tuple(next(drawn) if a else () for a in asks)
+
+
+def _not_finite_rows(output: SchedulerOutput, logits_NV: torch.Tensor) -> list[int]:
+    """Rows of the step of which any wanted logits hold NaN or infinity, or nothing but minus infinity.
+
+    A masked vocabulary (some minus infinities) is legal: the largest of a row tells all three.
+    """
+    if not len(logits_NV):
+        return []
+    finite = torch.isfinite(logits_NV.amax(dim=-1)).tolist()
+    ends = accumulate(_wanted_count(r) for r in output.rows)
+    return [
+        i
+        for i, (r, end) in enumerate(zip(output.rows, ends, strict=True))
+        if not all(finite[end - _wanted_count(r) : end])
+    ]
 
 
 def _wanted_count(row: ScheduledRow) -> int:

@@ -10,7 +10,7 @@ from kvcore.models.forward_context import ZeroContext
 from kvcore.models.transformers_bridge import TransformersModel
 from kvcore.plan.config import KVCacheConfig
 from kvcore.registry.registry import Registry
-from kvcore.worker.cache_engine import CacheEngine, must_zero
+from kvcore.worker.cache_engine import CacheEngine
 from kvcore.worker.messages import SchedulerOutput, StepResult
 from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
 from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
@@ -84,11 +84,10 @@ class Worker:
         backends: dict[str, AttentionBackend] = {
             name: spec.create(device, options.get(name, spec.Config())) for name, spec in specs.items()
         }
-        reads = any(spec.reads_unwritten_slots for spec in specs.values())
-        poison = self.settings.sanitize
-        # Kernels that load unwritten slots are promised finite ones, poison or not.
-        zero = must_zero(config, reads) or (poison and reads)
-        cache = CacheEngine(config, device, zero_new_blocks=zero, poison=poison)
+        # Kernels that load unwritten slots are promised finite ones, whatever their last owner left there: bytes of
+        # another type, poison, or the NaN of a request that overflowed.
+        zero = any(spec.reads_unwritten_slots for spec in specs.values())
+        cache = CacheEngine(config, device, zero_new_blocks=zero, poison=self.settings.sanitize)
         runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
         runner.bind(config, cache, backends)
         return runner
