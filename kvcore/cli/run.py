@@ -13,6 +13,7 @@ from kvcore.config.build import Built, build
 from kvcore.engine.settings import EngineSettings
 from kvcore.plan.explain import size
 from kvcore.registry.registry import Registry
+from kvcore.worker.messages import Logprobs
 
 
 def execute(job: Job) -> Result:
@@ -43,6 +44,8 @@ def execute(job: Job) -> Result:
                 "token_ids": list(o.token_ids),
                 "finish_reason": o.finish_reason,
                 "num_cached_tokens": o.num_cached_tokens,
+                "stop_reason": o.stop_reason,
+                "logprobs": [_logprobs(told) for told in o.logprobs] or None,
                 "error": None if o.error is None else o.error.as_dict()["error"],
             }
             for o in outputs
@@ -55,6 +58,12 @@ def execute(job: Job) -> Result:
     }
     failed = any(o.error is not None for o in outputs)
     return Result(document, _text(built, document), NO if failed else DONE)
+
+
+def _logprobs(told: Logprobs) -> dict[str, Any]:
+    (token, logprob), *likeliest = told
+    top = [{"token_id": i, "logprob": value} for i, value in likeliest]
+    return {"token_id": token, "logprob": logprob, "top_logprobs": top}
 
 
 def _rungs(backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry) -> dict[str, str | None]:

@@ -99,7 +99,7 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
     )
-    sampling = _sampling(config)
+    sampling = config.sampling
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
         settings = replace(settings, model_path=_directory(model, progress))
@@ -240,24 +240,3 @@ def _cache(keys: CacheKeys) -> CacheSettings:
 def _by_kind(node: Any) -> Mapping[str, str]:
     """What differs from auto, by kind."""
     return {f.name: getattr(node, f.name) for f in fields(node) if getattr(node, f.name) != "auto"}
-
-
-def _sampling(config: KVCoreConfig) -> SamplingParams:
-    keys = config.sampling
-    if any(not text for text in keys.stop):
-        raise ConfigError("a stop string is empty", field="sampling.stop", got=keys.stop, allowed="texts")
-    most = config.engine.max_num_seqs
-    if keys.n > most:
-        raise ConfigError(
-            "sampling.n is out of range", field="sampling.n", got=keys.n, allowed=f"1 to {most} (engine.max_num_seqs)"
-        )
-    if not keys.top_p > 0:
-        raise ConfigError(
-            "sampling.top_p is out of range",
-            field="sampling.top_p",
-            got=keys.top_p,
-            allowed="0 < top_p <= 1",
-            remedy="for the likeliest token alone, leave sampling.temperature at 0",
-        )
-    values = {f.name: getattr(keys, f.name) for f in fields(keys)}
-    return SamplingParams(**{**values, "stop": tuple(keys.stop)})

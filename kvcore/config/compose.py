@@ -19,7 +19,7 @@ from kvcore.config.nodes import root_node
 from kvcore.config.overrides import check_keys, parse
 from kvcore.config.schema import KVCoreConfig
 from kvcore.config.validate import validate
-from kvcore.errors import ConfigError, KVCoreError
+from kvcore.errors import ConfigError, KVCoreError, RequestError
 from kvcore.registry.registry import Registry, told
 
 
@@ -66,6 +66,10 @@ def compose_parsed(parsed: Sequence[Override], overrides: Sequence[str], registr
         with hydra_session(conf_dir(), node):
             composed = hydra_compose("config", overrides=list(overrides))
         config = OmegaConf.to_object(composed)
+    except RequestError as error:  # of `sampling`, which is checked where it is made
+        raise ConfigError(
+            error.message, field=error.field, got=error.got, allowed=error.allowed, remedy=error.remedy
+        ) from error
     except KVCoreError:
         raise  # from the __post_init__ of a dataclass of options
     except (HydraException, OmegaConfBaseException) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from kvcore.config.schema import KVCoreConfig
 from kvcore.registry.registry import Registry, told
@@ -25,7 +25,7 @@ def _root_node(registry: Registry) -> DictConfig:
 
     A dataclass that OmegaConf cannot take as a node puts its backend out of service, with the reason.
     """
-    root: DictConfig = OmegaConf.structured(KVCoreConfig)
+    root = _node(KVCoreConfig)
     for name, spec in sorted(registry.backends.items()):
         try:
             root.backends[name] = _node(spec.Config)
@@ -46,9 +46,11 @@ def _node(config: type[Any]) -> DictConfig:
 
 
 def _unlock(node: DictConfig) -> None:
-    """A frozen dataclass makes its node read-only; the instance made from it is frozen all the same."""
+    """A frozen dataclass makes its node and all below read-only; the instance made from it is frozen all the same."""
     OmegaConf.set_readonly(node, None)
     for name in node:
         child = node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none():
             _unlock(child)
+        elif isinstance(child, ListConfig):
+            OmegaConf.set_readonly(child, None)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvcore.engine.sampling import SamplingParams
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHE_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 
@@ -124,20 +126,6 @@ class DeviceKeys:
 
 
 @dataclass
-class SamplingKeys:
-    """How tokens are chosen."""
-
-    max_tokens: int = key(64, "most tokens to generate", least=1)
-    temperature: float = key(0.0, "0 is greedy", least=0)
-    top_p: float = key(1.0, "nucleus filter; 1 is off", least=0, most=1)
-    top_k: int = key(0, "keep the k likeliest; 0 is off", least=0)
-    seed: int = key(0, "sample i of a prompt draws from seed + i", least=0)
-    n: int = key(1, "samples of each prompt, forked from one prefill", least=1)
-    stop: list[str] = key([], "texts that end the output, cut off")
-    ignore_eos: bool = key(False, "go on after the end-of-text token")
-
-
-@dataclass
 class PlanKeys:
     """What `kvcore plan` reports."""
 
@@ -184,7 +172,7 @@ class KVCoreConfig:
     parallel: ParallelKeys = field(default_factory=ParallelKeys)
     executor: str = key("inline", "where workers run", choices=("inline", "process", "ray"))
     device: DeviceKeys = field(default_factory=DeviceKeys)
-    sampling: SamplingKeys = field(default_factory=SamplingKeys)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     prompts: str | None = key(None, "UTF-8 file of prompts, one a line, empty lines skipped")
     plan: PlanKeys = field(default_factory=PlanKeys)
     level: str = key("quick", "how many cases `conform` runs", choices=("quick", "full"))

@@ -35,6 +35,13 @@ def validate(config: KVCoreConfig, registry: Registry) -> None:
             got=config.cache.num_blocks,
             allowed="either cache.memory or cache.num_blocks",
         )
+    if config.sampling.n > config.engine.max_num_seqs:
+        raise ConfigError(
+            "sampling.n is out of range",
+            field="sampling.n",
+            got=config.sampling.n,
+            allowed=f"1 to {config.engine.max_num_seqs} (engine.max_num_seqs)",
+        )
     kinds = {
         f"backend_by_kind.{f.name}": getattr(config.backend_by_kind, f.name) for f in fields(config.backend_by_kind)
     }

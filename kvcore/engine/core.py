@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -127,6 +127,7 @@ class EngineCore:
         *,
         forced: Sequence[int] | None = None,
         keep_logits: bool = False,
+        eos_token_ids: Iterable[int] = (),
     ) -> Request:
         """Queue a prompt of token ids.
 
@@ -137,6 +138,7 @@ class EngineCore:
             forced: Tokens to append instead of sampled ones (teacher forcing); none is sampled, so prompt and
                 forced tokens may fill `max_model_len`.
             keep_logits: Send the logits of every position to the logits sink.
+            eos_token_ids: Ids that end this text beside those of the model, such as a chat's end of turn.
 
         Raises:
             RequestError: The request can never be served, or its name is in use.
@@ -158,6 +160,7 @@ class EngineCore:
             forced=None if forced is None else tuple(map(int, forced)),
             keep_logits=keep_logits,
             unforked=sampling.n - 1 if forced is None else 0,
+            eos_token_ids=frozenset(eos_token_ids),
         )
         self._arrivals += sampling.n
         self.scheduler.add(request)

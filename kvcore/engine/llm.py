@@ -17,6 +17,7 @@ from kvcore.errors import ConfigError, IntegrityError, KVCoreError, RequestError
 from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
+from kvcore.worker.messages import Logprobs
 
 OnProgress = Callable[[int, int, int], None]
 
@@ -32,6 +33,9 @@ class Output:
         finish_reason: stop, length, abort or error.
         num_cached_tokens: Prompt tokens that the prefix cache served.
         error: What went wrong, where the reason is error.
+        stop_reason: The stop string or the id of `sampling.stop_token_ids` that ended it.
+        logprobs: For each token, where `sampling.logprobs` asks for them, (id, log-probability) of the token and of
+            the likeliest ones, under the model's own logits.
     """
 
     prompt: str
@@ -40,6 +44,8 @@ class Output:
     finish_reason: FinishReason
     num_cached_tokens: int
     error: KVCoreError | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,11 +159,12 @@ class LLM:
         encoded = [self.tokenizer.encode(prompt, chat=chat) for prompt in prompts]
         for ids in encoded:
             self.core.check(ids, sampling)
+        ends = {*self.tokenizer.eos_token_ids, *(self.tokenizer.turn_ids if chat else ())}
         roots = {self._new_id(): i for i in range(len(prompts))}
         texts: dict[tuple[int, int], TextStream] = {}
         try:
             for request_id, i in roots.items():
-                self.core.add_request(request_id, encoded[i], sampling)
+                self.core.add_request(request_id, encoded[i], sampling, eos_token_ids=ends)
             while self.core.has_unfinished:
                 for new in self.core.step():
                     if new.request.request_id not in roots:  # somebody's own, added to `core` meanwhile
@@ -167,7 +174,9 @@ class LLM:
                     if new.token is None:  # those that were not forked yet end with it
                         samples += range(new.request.sample + 1, new.request.sample + new.request.width)
                     for sample in samples:
-                        text = texts.setdefault((i, sample), TextStream(self.tokenizer, sampling.stop))
+                        text = texts.setdefault(
+                            (i, sample), TextStream(self.tokenizer, sampling.stop, sampling.min_tokens)
+                        )
                         yield self._event((i, sample), prompts[i], new.request, new.token, text)
         finally:
             for request_id in roots:
@@ -185,7 +194,17 @@ class LLM:
         output = None
         if reason is not None:
             ids = tuple(request.output_ids)
-            output = Output(prompt, stream.text, ids, reason, request.num_cached_tokens or 0, request.error)
+            stopped_by = stream.stop_reason
+            output = Output(
+                prompt=prompt,
+                text=stream.text,
+                token_ids=ids,
+                finish_reason=reason,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                error=request.error,
+                stop_reason=token if stopped_by is None and token in request.sampling.stop_token_ids else stopped_by,
+                logprobs=tuple(request.logprobs),
+            )
         return StreamEvent(*index, text, token, output)
 
     def score(

@@ -8,9 +8,9 @@ from enum import Enum
 from numbers import Integral
 from typing import Literal
 
-from kvcore.engine.settings import SamplingParams
+from kvcore.engine.sampling import SamplingParams
 from kvcore.errors import KVCoreError, RequestError
-from kvcore.worker.messages import SampleAsk
+from kvcore.worker.messages import Logprobs, SampleAsk
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -43,6 +43,9 @@ class Request:
         num_computed: Tokens whose keys and values are in the cache.
         num_cached_tokens: Prompt tokens served by the prefix cache at the first admission; None before it.
         unforked: Samples still to be forked from this request when its prefill ends.
+        eos_token_ids: Ids that end a text, beside those of the model: the tokenizer's, and a chat's end of turn.
+        end_ids: All tokens that end it, set when it is queued.
+        logprobs: One entry a generated token, where they were asked for.
         error: What ended it, where `finish_reason` is error.
     """
 
@@ -59,6 +62,9 @@ class Request:
     unforked: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    end_ids: frozenset[int] = frozenset()
+    logprobs: list[Logprobs] = field(default_factory=list)
     error: KVCoreError | None = None
 
     def __post_init__(self) -> None:
@@ -89,11 +95,23 @@ class Request:
         """The draws to make from the last logits: one, or one for each unforked sample as well."""
         if self.forced is not None:
             return ()
-        s = self.sampling
-        return tuple(
-            SampleAsk(s.temperature, s.top_p, s.top_k, s.seed + self.sample + i, self.num_outputs)
-            for i in range(self.width)
+        s, position = self.sampling, self.num_outputs
+        ask = SampleAsk(
+            s.temperature,
+            s.top_p,
+            s.top_k,
+            s.seed + self.sample,
+            position,
+            s.min_p,
+            s.repetition_penalty,
+            s.presence_penalty,
+            s.frequency_penalty,
+            self.prompt_ids if s.penalized else (),
+            tuple(self.output_ids) if s.penalized else (),
+            tuple(sorted(self.end_ids)) if position < s.min_tokens else (),
+            s.logprobs,
         )
+        return tuple(ask._replace(seed=ask.seed + i) for i in range(self.width))
 
     def fork(self) -> list[Request]:
         """The other samples, as requests of their own with the same tokens and progress."""
@@ -109,6 +127,8 @@ class Request:
                 num_computed=self.num_computed,
                 num_cached_tokens=self.num_cached_tokens,
                 status=self.status,
+                eos_token_ids=self.eos_token_ids,
+                end_ids=self.end_ids,
             )
             for i in range(1, self.width)
         ]
@@ -154,24 +174,17 @@ def check_request(
     """Raise `RequestError` for a request that can never be served."""
     why = "the prompt leaves no room for a single new token"
     check_tokens(prompt_ids, vocab_size, longest=max_model_len - 1, why=why)
-    limits: tuple[tuple[str, float, bool, str], ...] = (
-        ("max_tokens", sampling.max_tokens, sampling.max_tokens >= 1, ">= 1"),
-        ("temperature", sampling.temperature, 0 <= sampling.temperature < float("inf"), ">= 0 and finite"),
-        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "0 < top_p <= 1"),
-        ("top_k", sampling.top_k, sampling.top_k >= 0, ">= 0 (0 is off)"),
-        ("n", sampling.n, 1 <= sampling.n <= max_num_seqs, f"1 to {max_num_seqs} (engine.max_num_seqs)"),
-    )
-    for name, got, holds, allowed in limits:
-        if not holds:
-            raise RequestError(f"sampling.{name} is out of range", field=f"sampling.{name}", got=got, allowed=allowed)
-    if isinstance(sampling.stop, str):
+    if sampling.n > max_num_seqs:
         raise RequestError(
-            "sampling.stop is one text, and would be read letter by letter",
-            field="sampling.stop",
-            got=sampling.stop,
-            allowed="a tuple of texts",
+            "sampling.n is out of range",
+            field="sampling.n",
+            got=sampling.n,
+            allowed=f"1 to {max_num_seqs} (engine.max_num_seqs)",
         )
-    if any(not s for s in sampling.stop):
+    if vocab_size and not all(0 <= i < vocab_size for i in sampling.stop_token_ids):
         raise RequestError(
-            "a stop string is empty", field="sampling.stop", got=sampling.stop, allowed="non-empty texts"
+            "a stop id is outside the vocabulary",
+            field="sampling.stop_token_ids",
+            got=list(sampling.stop_token_ids),
+            allowed=f"0 to {vocab_size - 1}",
         )

@@ -78,6 +78,8 @@ class Scheduler:
         """Queue a request."""
         if request.request_id in self.requests:
             raise RequestError("a request of this id is being served", field="request_id", got=request.request_id)
+        texts = frozenset() if request.sampling.ignore_eos else self.eos_token_ids | request.eos_token_ids
+        request.end_ids = texts | set(request.sampling.stop_token_ids)
         self._queue(request)
         self._enter(request)
 
@@ -297,6 +299,8 @@ class Scheduler:
                 member.tokens.append(token)
                 appended[member.key] = [token]
                 produced.append((member, token))
+            for member, told in zip(family, result.logprobs.get(i, ()), strict=False):
+                member.logprobs.append(told)
         self.manager.commit(output.step, appended)
         self.manager.retire(output.step)
         self.stats.output_tokens += len(appended)
@@ -323,7 +327,7 @@ class Scheduler:
     def _reason_to_end(self, request: Request, token: int) -> FinishReason | None:
         if request.forced is not None:
             return None
-        if token in self.eos_token_ids and not request.sampling.ignore_eos:
+        if token in request.end_ids:
             return "stop"
         if request.num_outputs >= request.sampling.max_tokens or len(request.tokens) >= self.max_model_len:
             return "length"

@@ -1,16 +1,16 @@
-"""Text to tokens and back; local files only. Streaming never shows half a character."""
+"""Text to tokens and back; local files only."""
 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvcore.errors import ConfigError, ModelError
 from kvcore.models.config_json import Fields, read_config
+from kvcore.models.detokenizer import Detokenizer, Vocabulary
 from kvcore.models.families.base import eos_ids
-
-BROKEN = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 def eos_token_ids(path: str | Path) -> tuple[int, ...]:
@@ -36,12 +36,14 @@ class Tokenizer:
 
     Args:
         tokenizer: From `AutoTokenizer`.
-        eos_token_ids: Ids that end a text.
+        eos_token_ids: Ids that end a text; the tokenizer's own end-of-text token joins them.
     """
 
     def __init__(self, tokenizer: Any, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_ids = eos_token_ids
+        self.vocabulary = Vocabulary(tokenizer)
+        own = getattr(tokenizer, "eos_token_id", None)
+        self.eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, *([] if own is None else [int(own)])]))
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -92,44 +94,35 @@ class Tokenizer:
         # The template writes its special tokens itself.
         return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
+    @cached_property
+    def turn_ids(self) -> tuple[int, ...]:
+        """The special token that ends an answer in the chat template, if one does.
+
+        Found by rendering an answer and looking at what follows it. A template that renders no answers, or
+        follows them with plain text, names none.
+        """
+        if not self.has_chat_template:
+            return ()
+        answer = "kvcore-answer"
+        chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+        try:
+            text: str = self._tokenizer.apply_chat_template(chat, tokenize=False)
+        except Exception:  # a template is anybody's program
+            return ()
+        _, found, behind = text.rpartition(answer)
+        if not found or not behind.strip():
+            return ()
+        first = self._tokenizer(behind.strip(), add_special_tokens=False)["input_ids"][:1]
+        return tuple(int(i) for i in first if int(i) in self.vocabulary.special)
+
     def decode(self, token_ids: list[int]) -> str:
         """Text of tokens, special tokens left out."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        return self.vocabulary.decode(token_ids)
 
     def detokenizer(self) -> Detokenizer:
         """A stream of text for one output."""
-        return Detokenizer(self)
+        return Detokenizer(self.vocabulary)
 
-
-class Detokenizer:
-    """Text of one output, token by token: what `push` and `finish` return adds up to `decode` of all.
-
-    Only the newest tokens are decoded, together with those of the piece before: a tokenizer may drop or
-    add a space at the start of a text, and both decodings then do it alike.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._context = 0  # first token that is decoded again
-        self._shown = 0  # tokens whose text was returned
-
-    def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is not complete."""
-        self._ids.append(token_id)
-        text = self._pending()
-        if not text or text.endswith(BROKEN):
-            return ""
-        self._context, self._shown = self._shown, len(self._ids)
-        return text
-
-    def finish(self) -> str:
-        """What is left, an incomplete character as U+FFFD."""
-        text = self._pending()
-        self._context = self._shown = len(self._ids)
-        return text
-
-    def _pending(self) -> str:
-        known = self._tokenizer.decode(self._ids[self._context : self._shown])
-        return self._tokenizer.decode(self._ids[self._context :])[len(known) :]
+    def special_text(self, token_id: int) -> str | None:
+        """The text of a special token, which decoding leaves out; None for any other."""
+        return self.vocabulary.special.get(token_id)

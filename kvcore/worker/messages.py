@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgpack
 
 from kvcore.manage.step import TableDelta
+
+NOTHING = -1  # in place of a token id: there is none that could be drawn
 
 
 class SampleAsk(NamedTuple):
@@ -19,6 +22,11 @@ class SampleAsk(NamedTuple):
         seed: Seed of the sample.
         position: How many tokens the sample already has; with the seed it names the random number, so
             that a preempted request draws the same tokens again.
+        min_p: Filter; 0.0 is off.
+        repetition, presence, frequency: Penalties; 1.0, 0.0 and 0.0 are off.
+        prompt, output: Tokens so far, where a penalty is on; else empty.
+        banned: Ids that may not come yet.
+        logprobs: How many likeliest tokens to tell beside the chosen one; None for no log-probabilities.
     """
 
     temperature: float
@@ -26,6 +34,19 @@ class SampleAsk(NamedTuple):
     top_k: int
     seed: int
     position: int
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits themselves change before a token is chosen."""
+        return bool(self.prompt or self.banned)
 
 
 class ScheduledRow(NamedTuple):
@@ -117,6 +138,10 @@ def _flat(delta: TableDelta) -> tuple[int, int, tuple[int, ...]]:
     return delta.drop_front, delta.keep, delta.ids
 
 
+# Token ids with their log-probabilities under the model's own logits: the chosen token, then the likeliest ones.
+Logprobs = tuple[tuple[int, float], ...]
+
+
 class NotFinite(NamedTuple):
     """A row of a step whose logits hold NaN or infinity.
 
@@ -137,8 +162,10 @@ class StepResult:
         step: Number of the step.
         tokens: For each row of the step, one token id for each of its samples; none where it is not finite.
         not_finite: Rows whose logits were not finite.
+        logprobs: By row that asked for them, those of each sample.
     """
 
     step: int
     tokens: tuple[tuple[int, ...], ...]
     not_finite: tuple[NotFinite, ...] = ()
+    logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 
@@ -19,11 +20,21 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.worker.binding import Binding, bind
 from kvcore.worker.cache_engine import CacheEngine
 from kvcore.worker.forward_context import StepContext
-from kvcore.worker.messages import NotFinite, SampleAsk, ScheduledRow, SchedulerOutput, StepResult
+from kvcore.worker.messages import NOTHING, Logprobs, NotFinite, SampleAsk, ScheduledRow, SchedulerOutput, StepResult
 
+NO_TOKEN = "every token that may come now has minus infinity"
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
 LogitsSink = Callable[[str, int, torch.Tensor], None]
-SampleTokens = Callable[[torch.Tensor, Sequence[Sequence[SampleAsk]]], tuple[tuple[int, ...], ...]]
+
+
+class SampleTokens(Protocol):
+    """Draws tokens; see `kvcore.engine.sampler.Sampler`."""
+
+    def __call__(self, logits_NV: torch.Tensor, asks: Sequence[Sequence[SampleAsk]]) -> tuple[tuple[int, ...], ...]:
+        """For row n of the logits, one token for each of ``asks[n]``."""
+
+    def logprobs(self, logits_V: torch.Tensor, ask: SampleAsk, token: int) -> Logprobs:
+        """Of the chosen token and the likeliest ones."""
 
 
 class ModelRunner:
@@ -80,7 +91,9 @@ class ModelRunner:
         logits_NV = self._forward(output, batch)
         wrong = _not_finite_rows(output, logits_NV)
         found = self._locate(output, batch, wrong) if wrong else ()
-        return StepResult(output.step, self._draw(output, logits_NV, wrong), found)
+        tokens, logprobs = self._draw(output, logits_NV, wrong)
+        found += tuple(NotFinite(i, NO_TOKEN) for i, drawn in enumerate(tokens) if NOTHING in drawn)
+        return StepResult(output.step, tokens, found, logprobs)
 
     def stage(self, output: SchedulerOutput) -> Batch:
         """All of a step that comes before the model: rows, tables, block operations, batch, metadata."""
@@ -140,7 +153,7 @@ class ModelRunner:
 
     def _draw(
         self, output: SchedulerOutput, logits_NV: torch.Tensor, wrong: Sequence[int]
-    ) -> tuple[tuple[int, ...], ...]:
+    ) -> tuple[tuple[tuple[int, ...], ...], dict[int, tuple[Logprobs, ...]]]:
         """Sample each row's tokens from its last logits, and hand kept logits to the sink."""
         last, start, asks = [], 0, []
         for i, r in enumerate(output.rows):
@@ -151,8 +164,14 @@ class ModelRunner:
             asks.append(r.samples if i not in wrong else ())
             if asks[-1]:
                 last.append(start - 1)
-        drawn = iter(self.sample(logits_NV[last], [a for a in asks if a]))
-        return tuple(next(drawn) if a else () for a in asks)
+        sampled = [i for i, a in enumerate(asks) if a]
+        drawn = dict(zip(sampled, self.sample(logits_NV[last], [asks[i] for i in sampled]), strict=True))
+        logprobs = {
+            i: tuple(self.sample.logprobs(logits_NV[at], a, t) for a, t in zip(asks[i], drawn[i], strict=True))
+            for i, at in zip(sampled, last, strict=True)
+            if asks[i][0].logprobs is not None and NOTHING not in drawn[i]
+        }
+        return tuple(drawn.get(i, ()) for i in range(len(asks))), logprobs
 
 
 def _not_finite_rows(output: SchedulerOutput, logits_NV: torch.Tensor) -> list[int]:

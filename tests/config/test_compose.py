@@ -175,7 +175,7 @@ def test_the_size_of_the_cache_is_given_once():
 
 def test_quoted_values_keep_their_signs():
     assert compose(["model.path='a=b,c'"], ACME).config.model.path == "a=b,c"
-    assert compose(["sampling.stop=['a,b', c]"], ACME).config.sampling.stop == ["a,b", "c"]
+    assert compose(["sampling.stop=['a,b', c]"], ACME).config.sampling.stop == ("a,b", "c")
 
 
 def test_every_preset_composes_and_every_backend_folder_is_reachable():

@@ -138,3 +138,18 @@ def test_a_folder_without_a_tokenizer_is_told_before_its_weights_are_read(call, 
     assert (status, error["type"]) == (2, "ModelError")
     assert "tokenizer" in error["message"]
     assert "weights" not in err
+
+
+def test_stop_strings_that_are_special_tokens_stop_ids_and_logprobs(smollm2, call):
+    question = ("--prompt", "What is the capital of France?")
+    status, out, _ = call("run", *SMALL, *question, "sampling.stop=['<|im_end|>']", "sampling.logprobs=2")
+    (output,) = json.loads(out)["outputs"]
+    assert (status, output["text"], output["finish_reason"]) == (0, "The capital of France is Paris.", "stop")
+    assert [told["token_id"] for told in output["logprobs"]] == output["token_ids"]
+    assert {len(told["top_logprobs"]) for told in output["logprobs"]} == {2}
+    first = output["logprobs"][0]
+    assert first["top_logprobs"][0] == {"token_id": first["token_id"], "logprob": first["logprob"]}
+    third = output["token_ids"][2]
+    status, out, _ = call("run", *SMALL, *question, f"sampling.stop_token_ids=[{third}]")
+    (output,) = json.loads(out)["outputs"]
+    assert (output["token_ids"][-1], output["stop_reason"], output["logprobs"]) == (third, third, None)

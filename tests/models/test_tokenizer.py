@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import ConfigError, ModelError
-from kvcore.models.tokenizer import BROKEN, Tokenizer, eos_token_ids
+from kvcore.models.detokenizer import BROKEN
+from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
@@ -113,3 +114,30 @@ def test_missing_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (TEMPLATE, ("</s>",)),
+        ("{% for m in messages %}{{ m['content'] }}<pad> {% endfor %}", ("<pad>",)),
+        ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", ()),
+        ("{% for m in messages %}{{ m['content'] }} end</s>{% endfor %}", ()),
+        ("{{ raise_exception('no answers') }}", ()),
+        ("{{ messages[0]['content'] }}", ()),
+    ],
+)
+def test_what_ends_a_turn_is_read_off_the_template(folder, template, ends):
+    tokenizer = Tokenizer.load(folder)
+    tokenizer._tokenizer.chat_template = template
+    assert tokenizer.turn_ids == tuple(tokenizer._tokenizer.convert_tokens_to_ids(list(ends)))
+
+
+def test_the_tokenizers_own_end_of_text_counts(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert Tokenizer.load(tmp_path / "m").eos_token_ids == (257,)
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": 256}))
+    assert Tokenizer.load(tmp_path / "m").eos_token_ids == (256, 257)
