@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvcore.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -54,6 +56,18 @@ class EventLog:
             self._events.append(event)
 
     def drain(self) -> list[Event]:
-        """All events since the last call, oldest first."""
+        """All events since the last call, oldest first.
+
+        Raises:
+            ConfigError: They are not collected.
+        """
+        if not self.enabled:
+            raise ConfigError(
+                "events are not collected",
+                field="events",
+                got=False,
+                allowed=True,
+                remedy="create the manager with events=True",
+            )
         events, self._events = self._events, []
         return events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError, RequestError
+from kvcore.errors import IntegrityError, OutOfBlocksError, RequestError
 from kvcore.manage.block_hash import BlockHasher, Extra, check_extras, token_array
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.dead_blocks import DeadBlocks
@@ -128,13 +128,11 @@ class KVCacheManager:
 
     def lookup(self, request_ids: Sequence[str]) -> list[int]:
         """Tokens that each request, not yet admitted, would get from the prefix cache now."""
-        found = []
-        for request_id in request_ids:
-            request = self._known(request_id)
+        requests = [self._known(r) for r in request_ids]
+        for request in requests:
             if request.rows:
-                raise RequestError("this request is admitted already", field="request_id", got=request_id)
-            found.append(self._find_hit(request).tokens)
-        return found
+                raise RequestError("this request is admitted already", field="request_id", got=request.request_id)
+        return [self._find_hit(request).tokens for request in requests]
 
     def blocks_short(self, asks: Sequence[Ask]) -> int:
         """0 when `allocate(asks)` would succeed now, else how many free blocks are missing."""
@@ -188,12 +186,8 @@ class KVCacheManager:
                 was never told; nothing has changed.
         """
         if step not in self._steps or step != next(iter(self._steps)):
-            raise IntegrityError(
-                "steps are committed once each, in order",
-                field="step",
-                got=step,
-                allowed=next(iter(self._steps), "none: no step is in flight"),
-            )
+            due = next(iter(self._steps), "none: no step is in flight")
+            raise IntegrityError("steps are committed once each, in order", field="step", got=step, allowed=due)
         members = self._steps[step]
         sampled = check_sampled(members, new_tokens)
         del self._steps[step]
@@ -243,7 +237,9 @@ class KVCacheManager:
             del self._requests[request.request_id]
             request.alive = False
             if forget:
-                self._forget(request)
+                for block in self._cache.known(request.digests, [row.registered for row in request.rows]):
+                    self._evicted(block)
+                    self._pool.uncache([block])
             self._pool.release(request.tail_first(self._rules), request.last_step)
             request.rows = []
             request.hit_memo = None
@@ -283,14 +279,6 @@ class KVCacheManager:
 
     def take_events(self) -> list[Event]:
         """Events since the last call, oldest first; `ConfigError` unless they are collected."""
-        if not self._events.enabled:
-            raise ConfigError(
-                "events are not collected",
-                field="events",
-                got=False,
-                allowed=True,
-                remedy="create the manager with events=True",
-            )
         return self._events.drain()
 
     def explain_miss(self, request_id: str) -> Miss:
@@ -394,15 +382,6 @@ class KVCacheManager:
                         own = request.tokens[b * rule.block_size : (b + 1) * rule.block_size]
                         self._events.add(Stored(rule.index, digest, block, parent, tuple(own)))
             row.registered = max(row.registered, full)
-
-    def _forget(self, request: RequestState) -> None:
-        """Take every block of the request's chain out of the prefix cache, given up ones included."""
-        for rule, row, span in zip(self._rules, request.rows, self._cache.spans, strict=False):
-            for b in range(row.registered):
-                block = self._cache.get(rule.index, request.digests[(b + 1) * span - 1])
-                if block is not None:
-                    self._evicted(block)
-                    self._pool.uncache([block])
 
     def _trim(self, request: RequestState, step: int) -> None:
         """Give up what no query from the committed end on will read; `step` was the last that did."""

@@ -49,6 +49,12 @@ class PrefixCache:
         """The block of `group` found by `digest`."""
         return self._index[group].get(digest)
 
+    def known(self, digests: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+        """The blocks found by a chain: of group g those among its first ``counts[g]`` blocks."""
+        chains = zip(self._index, self.spans, counts, strict=False)
+        found = [index.get(digests[(b + 1) * span - 1]) for index, span, count in chains for b in range(count)]
+        return [block for block in found if block is not None]
+
     def insert(self, group: int, digest: bytes, block: int) -> bool:
         """Make a committed block known; False when another block already serves this digest."""
         index = self._index[group]

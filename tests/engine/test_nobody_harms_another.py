@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models.tiny import tiny_model
-from support.engines import make_llm
+from support.serving import BAD, PHASES, PROBE, answer, drain, engine, failing, nothing_leaks
 
 from kvcore.cli import main
 from kvcore.engine.llm import LLM
@@ -20,58 +18,15 @@ from kvcore.engine.settings import SamplingParams
 from kvcore.errors import CapacityError, NotFiniteError, RequestError
 from kvcore.worker.messages import SampleAsk
 
-BAD = 77  # the token whose embedding is NaN
-LIMITS = {"num_blocks": 60, "max_model_len": 64, "max_num_batched_tokens": 24, "max_num_seqs": 6}
-PROBE = [5, 9, 200, 31, 7, 7, 12, 40, 41, 42, 43, 44, 45, 46, 47, 48, 3]
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model("llama", tmp_path_factory.getbasetemp())
 
 
-def engine(path: Path, **keys: Any) -> LLM:
-    llm = make_llm(path, **(LIMITS | keys))
-    with torch.no_grad():
-        llm.core.executor.worker.model.module.get_input_embeddings().weight[BAD] = float("nan")
-    return llm
-
-
 @pytest.fixture
 def llm(path: Path) -> LLM:
     return engine(path)
-
-
-def drain(llm: LLM) -> None:
-    for _ in range(1000):
-        if not llm.core.has_unfinished:
-            return
-        llm.core.step()
-    raise AssertionError("the engine goes on for ever")
-
-
-def answer(llm: LLM, name: str = "probe", prompt: list[int] = PROBE, count: int = 6) -> list[int]:
-    request = llm.core.add_request(name, prompt, SamplingParams(max_tokens=count, ignore_eos=True))
-    while request.finish_reason is None:
-        llm.core.step()
-    assert request.finish_reason == "length"
-    return request.output_ids
-
-
-def nothing_leaks(llm: LLM) -> None:
-    core, runner = llm.core, llm.core.executor.worker.runner
-    core.manager.check_integrity()
-    stats = core.manager.stats()
-    assert (stats["blocks_used"], stats["blocks_pending"], stats["requests"]) == (0, 0, 0)
-    assert core.manager.steps_in_flight == ()
-    assert not (core.scheduler.requests)
-    assert not (core.scheduler.waiting)
-    assert not (core.scheduler.running)
-    assert not (core.scheduler._live)
-    assert not llm._kept
-    held = set(runner._rows) - set(core.scheduler._dropped)  # rows are dropped with the next step
-    assert not held
-    assert len(runner._rows) + len(runner._free_rows) == LIMITS["max_num_seqs"]
 
 
 # ---- numbers that are not finite
@@ -89,6 +44,8 @@ def test_a_request_that_is_not_finite_ends_with_its_reason_and_the_others_go_on(
 
 def test_all_samples_of_a_prompt_end_with_it(llm: LLM) -> None:
     class Ids:
+        eos_token_ids = ()
+
         def encode(self, text: str, chat: bool) -> list[int]:
             return [int(t) for t in text.split()]
 
@@ -100,6 +57,8 @@ def test_all_samples_of_a_prompt_end_with_it(llm: LLM) -> None:
 
         def finish(self) -> str:
             return ""
+
+        rest = finish
 
     llm._tokenizer = Ids()  # type: ignore[assignment]
     outputs = llm.generate([f"5 {BAD}", "5 6"], SamplingParams(max_tokens=3, n=3, temperature=1.0, ignore_eos=True))
@@ -237,31 +196,8 @@ def test_tokens_that_are_no_ids_are_refused_and_leave_nothing(llm: LLM) -> None:
 # ---- an exception in any phase
 
 
-def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseException) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    core, runner = llm.core, llm.core.executor.worker.runner
-    places: dict[str, tuple[object, str]] = {
-        "lookup": (core.manager, "lookup"),
-        "allocate": (core.manager, "allocate"),
-        "evict": (core.manager._pool, "_evict"),
-        "rows": (core.scheduler, "_count_admission"),
-        "tables": (runner.tables, "apply"),
-        "model": (runner.model, "forward"),
-        "sample": (runner, "sample"),
-        "append": (core.scheduler, "_reason_to_end"),
-        "fork": (core.manager, "fork"),
-        "commit": (core.manager, "_register"),
-    }
-    target, name = places[phase]
-    monkeypatch.setattr(target, name, fail)
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize(
-    "phase", ["lookup", "allocate", "rows", "tables", "model", "sample", "append", "fork", "commit"]
-)
+@pytest.mark.parametrize("phase", PHASES)
 def test_an_exception_in_any_phase_leaves_the_engine_serving(
     path: Path, llm: LLM, phase: str, error: BaseException
 ) -> None:
@@ -346,60 +282,3 @@ def test_generation_needs_room_for_one_token(llm: LLM, length: int, served: bool
         return
     with pytest.raises(RequestError, match="no room"):
         llm.core.add_request("a", [1] * length, SamplingParams())
-
-
-# ---- all of it at once
-
-
-def operations(llm: LLM, rng: random.Random) -> Iterator[Callable[[], Any]]:
-    core, names = llm.core, (f"r{i}" for i in range(1 << 30))
-
-    def add() -> None:
-        prompt = [rng.choice([1, 2, 3]) for _ in range(rng.randint(1, 40))]
-        if rng.random() < 0.15:
-            prompt[rng.randrange(len(prompt))] = BAD
-        sampling = SamplingParams(
-            max_tokens=rng.randint(1, 12),
-            n=rng.choice([1, 1, 2, 3]),
-            temperature=rng.choice([0.0, 1.0]),
-            ignore_eos=rng.random() < 0.5,
-        )
-        core.add_request(next(names), prompt, sampling)
-
-    def score() -> None:
-        forced = [rng.randint(1, 60) for _ in range(rng.randint(0, 9))]
-        core.add_request(next(names), [4, 5], SamplingParams(), forced=forced)
-
-    def end_one() -> None:
-        if core.scheduler.running:
-            core.end(rng.choice(core.scheduler.running), "stop")
-
-    def step_that_fails() -> None:
-        phase = rng.choice(["lookup", "allocate", "rows", "tables", "model", "sample", "append", "fork", "commit"])
-        error = rng.choice([RuntimeError("no"), KeyboardInterrupt(), ValueError("no")])
-        with pytest.MonkeyPatch.context() as patch:
-            failing(llm, patch, phase, error)
-            try:
-                core.step()
-            except type(error) as raised:
-                if raised is not error:
-                    raise
-
-    kinds = [add, add, score, end_one, step_that_fails, lambda: core.abort(f"r{rng.randint(0, 40)}")]
-    while True:
-        yield core.step if rng.random() < 0.6 else rng.choice(kinds)
-
-
-@pytest.mark.parametrize(("seed", "count"), [(1, 2000), pytest.param(2, 10_000, marks=pytest.mark.long)])
-def test_random_operations(path: Path, seed: int, count: int) -> None:
-    want, llm, rng = answer(engine(path)), engine(path), random.Random(seed)
-    stream, reasons = operations(llm, rng), set()
-    for i in range(1, count + 1):
-        for new in next(stream)() or ():
-            reasons.add(new.request.finish_reason)
-        if i % 100 == 0:
-            assert answer(llm, f"probe{i}") == want
-            llm.core.manager.check_integrity()
-    drain(llm)
-    nothing_leaks(llm)
-    assert reasons >= {"error", "length", None}

@@ -10,7 +10,10 @@ from kvcore.worker.messages import SampleAsk, ScheduledRow, SchedulerOutput
 
 ids = st.integers(0, 2**31 - 1)
 deltas = st.builds(TableDelta, ids, ids, st.lists(ids, max_size=4).map(tuple))
-asks = st.builds(SampleAsk, st.floats(0, 2), st.floats(0.1, 1), ids, ids, ids)
+shares, some = st.floats(0, 2), st.lists(ids, max_size=3).map(tuple)
+asks = st.builds(
+    SampleAsk, shares, shares, ids, ids, ids, shares, shares, shares, shares, some, some, some, st.none() | ids
+)
 rows = st.builds(
     ScheduledRow,
     st.text(min_size=1, max_size=8),
