@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvcore.errors import ModelError
+from kvcore.models.defaults import defaults_of
+from kvcore.models.nesting import TextPart, text_part
+
+T = TypeVar("T")
+ABSENT: Any = object()
 
 # The same fact under the names that different model types give it.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -28,8 +33,17 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("n_routed_experts", "num_local_experts"),
 }
 # Beyond these a number is a typing error, not a model; without a limit a plan would loop for hours.
-LARGEST = {"num_hidden_layers": 10_000, "max_position_embeddings": 1 << 31}
+LARGEST = {"num_hidden_layers": 10_000, "max_position_embeddings": 1 << 31, "longest": 1 << 40}
 DEFAULT_LARGEST = 1 << 24
+LARGEST_NUMBER = 1e30
+LARGEST_FILE = 64 << 20
+DEEPEST = 50
+# What transformers reads at the top although the text part lies deeper.
+FROM_OUTER = frozenset(
+    ("architectures", "compression_config", "dtype", "eos_token_id", "is_encoder_decoder", "quantization_config")
+)
+# A dtype at the top is the one that is loaded, whatever its parts say.
+OUTER_FIRST = frozenset(("dtype",))
 
 
 def config_file(path: str | Path) -> Path:
@@ -66,13 +80,27 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """
     file = config_file(path)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        if file.stat().st_size > LARGEST_FILE:
+            raise ModelError(
+                f"{file.name} is too large for a config",
+                field="model.path",
+                got=f"{file.stat().st_size} bytes",
+                allowed=f"up to {LARGEST_FILE} bytes",
+            )
+        config = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_one_value_each)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"cannot read {file}: {error}", field="model.path", got=str(path)) from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or an integer of thousands of digits
         raise ModelError(
-            f"{file.name} is not JSON: {error}", field="model.path", got=str(path), allowed="a JSON object"
+            f"{file.name} is not JSON that can be read: {error}",
+            field="model.path",
+            got=str(path),
+            allowed="a JSON object",
         ) from error
+    if _is_deeper(config, DEEPEST):
+        raise ModelError(
+            f"{file.name} is nested too deeply", field="model.path", got=str(path), allowed=f"up to {DEEPEST} levels"
+        )
     if not isinstance(config, dict):
         raise ModelError(
             f"{file.name} holds no JSON object", field="model.path", got=type(config).__name__, allowed="a JSON object"
@@ -80,42 +108,142 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
+def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are not given twice with unlike values."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found and found[name] != value:
+            raise ModelError(f"config.json gives {name} twice", field=name, got=[found[name], value], allowed="once")
+        found[name] = value
+    return found
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and lists lie deeper in each other than `levels`; what prints them recurses."""
+    level = [value]
+    for _ in range(levels):
+        inner = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [entry for values in inner for entry in values]
+    return bool(level)
+
+
 class Fields:
     """The fields of a config, each checked where it is read.
 
-    A field is looked up by its name and then by the aliases of older model types, first in the nested
-    `text_config` of a multimodal model, then at the top.
+    A field is looked up by its name and then by its aliases, in the text part of the config; only
+    `FROM_OUTER` is looked up at the top as well. Where a field is absent, the default of the model type holds.
 
     Args:
-        config: A parsed `config.json`.
+        config: A parsed `config.json`, or an object in it.
+        nested: Whether the config may hold a text part; an object within it may not.
+
+    Attributes:
+        outer: The config as it was given.
+        inner: Its text part, or itself.
+        types: The model types on the way to the text part, outermost first.
+        assumed: Fields whose default was taken, and their values.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        text = config.get("text_config")
+    def __init__(self, config: Mapping[str, Any], *, nested: bool = True) -> None:
+        part = text_part(config) if nested else TextPart(config, "", ())
         self.outer = config
-        self.inner: Mapping[str, Any] = text if isinstance(text, Mapping) and text else config
+        self.inner, self._type, self.types = part
+        self.assumed: dict[str, Any] = {}
+        self._defaults = defaults_of(self._type)
+        self._once: dict[str, Any] = {}
 
     @property
     def model_type(self) -> str:
-        """``model_type`` of the text part, else of the whole."""
-        for level in (self.inner, self.outer):
-            value = level.get("model_type")
-            if isinstance(value, str) and value:
-                return value
-        raise ModelError(
-            "the config has no model_type",
-            field="model_type",
-            got=self.outer.get("model_type"),
-            allowed="a name such as llama",
-        )
+        """The model type that the fields mean: that of the text part."""
+        if not self._type:
+            raise ModelError(
+                "the config has no model_type",
+                field="model_type",
+                got=self.outer.get("model_type"),
+                allowed="a name such as llama",
+            )
+        return self._type
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call: a list is validated once, not once a layer."""
+        if name not in self._once:
+            self._once[name] = make()
+        found: T = self._once[name]
+        return found
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """The names under which this model type may give a field."""
+        row, aliases = self._defaults, ALIASES.get(name, ())
+        if row is None or name in FROM_OUTER:
+            return (name, *aliases)
+        mapped = row.aliases.get(name)
+        back = [new for new, own in row.aliases.items() if own == name]
+        known = [alias for alias in aliases if row.knows(alias)]
+        if name == "max_position_embeddings" and not known and not row.knows(name):
+            known = list(aliases)  # ALiBi and states need no length, but checkpoints tell one
+        return tuple(dict.fromkeys((name, *([mapped] if mapped else []), *back, *known)))
+
+    def given(self, name: str) -> bool:
+        """Whether the config itself names a field, be it as null."""
+        return self._written(name) is not ABSENT
+
+    def _written(self, name: str) -> Any:
+        levels = [self.inner]
+        if name in FROM_OUTER and self.outer is not self.inner:
+            levels.insert(0 if name in OUTER_FIRST else 1, self.outer)
+        value: Any = ABSENT
+        for level in levels:
+            for key in self.names(name):
+                found = level.get(key, ABSENT)
+                if found is ABSENT or (found is None and value is not ABSENT):
+                    continue
+                if value is ABSENT or value is None:
+                    value = found
+                elif self._defaults is not None and level is self.inner and found != value and name not in FROM_OUTER:
+                    raise ModelError(
+                        f"config.json gives {name} two values", field=name, got=[value, found], allowed="one value"
+                    )
+        return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The raw value of a field; null counts as absent."""
-        for level in (self.inner, self.outer):
-            for key in (name, *ALIASES.get(name, ())):
-                if level.get(key) is not None:
-                    return level[key]
-        return default
+        """The raw value of a field, else the default of the model type; `default` where that is null too.
+
+        Raises:
+            ModelError: Two names of the field disagree.
+        """
+        value, row = self._written(name), self._defaults
+        if row is not None and value is ABSENT:
+            value = next((row.values[key] for key in self.names(name) if key in row.values), None)
+            if value is not None:
+                self.assumed[name] = value
+        return default if value is ABSENT or value is None else value
+
+    def refuse_broken_heads(self) -> None:
+        """Refuse a width that is no multiple of the number of heads where transformers' class does.
+
+        Raises:
+            ModelError: Names both.
+        """
+        if self._defaults is not None and self._defaults.whole_heads:
+            self._whole_head_dim()
+
+    def refuse_nulls(self, unless: Collection[str]) -> None:
+        """Refuse a null where transformers' class takes none, but for the fields of `unless`.
+
+        Raises:
+            ModelError: Names the field.
+        """
+        row = self._defaults
+        for name, value in self.inner.items():
+            if row is None or value is not None or name in unless or not row.knows(name) or row.takes_null(name):
+                continue
+            own = row.values.get(row.own(name))
+            raise ModelError(
+                f"{name} in config.json is null; {self._type} needs a value",
+                field=name,
+                got=None,
+                allowed=f"a value, or no such field, which means {own}",
+            )
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """An integer field of at least `least`; absent without a default is an error.
@@ -146,7 +274,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """A positive, finite number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
             raise ModelError(f"{name} in config.json is not usable", field=name, got=value, allowed="a positive number")
         return float(value)
 
@@ -158,20 +286,60 @@ class Fields:
         return value
 
     def listing(self, name: str, length: int | None = None) -> list[Any] | None:
-        """A list field of at least `length` entries, or None where it is absent."""
+        """A list field of exactly `length` entries where that is given, or None where it is absent."""
+        return self.once(f"list {name} {length}", lambda: self._listing(name, length))
+
+    def _listing(self, name: str, length: int | None) -> list[Any] | None:
         value = self.get(name)
         if value is None:
             return None
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ModelError(f"{name} in config.json is not a list", field=name, got=value, allowed="a list")
-        if length is not None and len(value) < length:
+        if length is not None and len(value) != length:
             raise ModelError(
-                f"{name} in config.json is too short",
+                f"{name} in config.json does not fit the number of layers",
                 field=name,
                 got=f"{len(value)} entries",
                 allowed=f"one for each of {length} layers",
             )
         return list(value)
+
+    def per_layer(self, name: str, allowed: Collection[Any], length: int | None) -> list[Any] | None:
+        """A list with one of the `allowed` values (of the same types) for each layer, or None."""
+        return self.once(f"layers {name} {length}", lambda: self._per_layer(name, allowed, length))
+
+    def _per_layer(self, name: str, allowed: Collection[Any], length: int | None) -> list[Any] | None:
+        listed = self.listing(name, length)
+        exact = {(type(value), value) for value in allowed}
+        for entry in listed or ():
+            if not isinstance(entry, str | int) or (type(entry), entry) not in exact:
+                raise ModelError(
+                    f"{name} in config.json has an entry that is no kind of layer",
+                    field=name,
+                    got=entry,
+                    allowed=sorted(allowed),
+                )
+        return listed
+
+    def indices(self, name: str, length: int, *, first: int = 0) -> frozenset[int] | None:
+        """A list of layers by number, each once, counted from `first`; given here from 0 on. None where absent."""
+        return self.once(f"indices {name}", lambda: self._indices(name, length, first))
+
+    def _indices(self, name: str, length: int, first: int) -> frozenset[int] | None:
+        listed = self.listing(name)
+        if listed is None:
+            return None
+        for entry in listed:
+            if isinstance(entry, bool) or not isinstance(entry, int) or not first <= entry < first + length:
+                raise ModelError(
+                    f"{name} in config.json names a layer that is not there",
+                    field=name,
+                    got=entry,
+                    allowed=f"integers from {first} to {first + length - 1}",
+                )
+        if len(set(listed)) != len(listed):
+            raise ModelError(f"{name} in config.json names a layer twice", field=name, got=listed, allowed="each once")
+        return frozenset(entry - first for entry in listed)
 
     def mapping(self, *names: str) -> Mapping[str, Any]:
         """The first of the named fields that is an object; empty where none is."""
@@ -185,7 +353,7 @@ class Fields:
 
     def section(self, name: str) -> Fields:
         """The fields of a nested object; empty where it is absent."""
-        return Fields(self.mapping(name))
+        return self.once(f"section {name}", lambda: Fields(self.mapping(name), nested=False))
 
     @property
     def layers(self) -> int:
@@ -206,26 +374,15 @@ class Fields:
     def head_dim(self) -> int:
         """Head dimension; ``hidden_size / num_attention_heads`` where the config is silent."""
         given = self.optional("head_dim")
-        if given is not None:
-            return given
+        return self._whole_head_dim() if given is None else given
+
+    def _whole_head_dim(self) -> int:
         hidden = self.integer("hidden_size")
         if hidden % self.heads:
             raise ModelError(
-                "hidden_size is no multiple of num_attention_heads, and head_dim is not given",
+                "hidden_size is no multiple of num_attention_heads",
                 field="num_attention_heads",
                 got=f"{hidden} / {self.heads}",
                 allowed="a whole number",
             )
         return hidden // self.heads
-
-    @property
-    def rope(self) -> Mapping[str, Any]:
-        """The rope settings, under their new name or the old one; those of full layers where nested."""
-        rope = self.mapping("rope_parameters", "rope_scaling")
-        full = rope.get("full_attention")
-        return dict(full) if isinstance(full, Mapping) else rope
-
-    @property
-    def rope_type(self) -> str:
-        """``default``, ``yarn``, ``longrope``, ``dynamic``, ..."""
-        return str(self.rope.get("rope_type") or self.rope.get("type") or "default")

@@ -8,7 +8,7 @@ from typing import Any
 from kvcore.errors import ModelError, PluginError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
-from kvcore.models.families import decoder, encoder, latent, legacy, recurrent, window
+from kvcore.models.families import decoder, encoder, latent, legacy, mamba2, recurrent, window
 
 BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *decoder.ADAPTERS,
@@ -16,6 +16,7 @@ BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *latent.ADAPTERS,
     *legacy.ADAPTERS,
     *recurrent.ADAPTERS,
+    *mamba2.ADAPTERS,
     *encoder.ADAPTERS,
 )
 
@@ -72,19 +73,18 @@ def model_facts(
     """
     table = adapters_by_type(adapters)
     fields = Fields(config)
-    outer = config.get("model_type")
-    # A multimodal model is known by its own type, or by that of its text part.
-    name = next((t for t in (fields.model_type, outer) if isinstance(t, str) and t in table), None)
-    for kind in (fields.model_type, outer):
-        if name is None and kind in UNPLANNED:
+    name = fields.model_type
+    for kind in (name, *fields.types):
+        if kind in UNPLANNED:
             raise ModelError(
                 f"{kind} cannot be planned: {UNPLANNED[kind]}", field="model_type", got=kind, allowed=sorted(table)
             )
-    if name is None:
+    # The text part is read by its own type or not at all: an outer type says nothing on it.
+    if name not in table:
         raise ModelError(
-            f"no adapter knows the model type {fields.model_type}",
+            f"no adapter knows the model type {name}",
             field="model_type",
-            got=fields.model_type,
+            got=name,
             allowed=sorted(table),
             remedy="offer a ModelAdapter for it by the plugin hook kvcore_model_adapters",
         )

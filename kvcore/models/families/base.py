@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +11,8 @@ from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFacts, Refusal
+from kvcore.models.nesting import TEXT_PARTS
+from kvcore.models.rope import longest_sequence, rope_settings, rope_type
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import Content, KVHeads, Latent, Quant, State
 from kvcore.spec.dtypes import DTYPES
@@ -92,10 +94,12 @@ class FamilyAdapter(ModelAdapter):
     Attributes:
         remote: Model types that transformers 5.24 cannot build without code from the checkpoint.
         unproven: Model types that no test has shown to give transformers' own logits; `run` refuses them.
+        layer_kinds: What `layer_types` may say of a layer of this family.
     """
 
     remote: ClassVar[frozenset[str]] = frozenset()
     unproven: ClassVar[frozenset[str]] = frozenset()
+    layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "attention")
 
     @abstractmethod
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
@@ -110,19 +114,29 @@ class FamilyAdapter(ModelAdapter):
         return fields.layers
 
     def max_model_len(self, fields: Fields) -> int:
-        """The model's own length limit."""
-        return fields.integer("max_position_embeddings", ASSUMED_LENGTH)
+        """The model's own length limit, rope scaling included."""
+        return longest_sequence(fields, fields.integer("max_position_embeddings", ASSUMED_LENGTH))
+
+    def check_lists(self, fields: Fields) -> None:
+        """Refuse lists of layers that contradict the rest, those that the plan does not follow included."""
+        fields.per_layer("layer_types", self.layer_kinds, self.num_layers(fields))
 
     def notes(self, fields: Fields) -> Iterable[str]:
         """Assumptions worth telling people."""
         if fields.get("max_position_embeddings") is None and fields.get("max_source_positions") is None:
             yield f"config.json names no length limit; {self.max_model_len(fields)} tokens are assumed"
+        silent = [f"{k} {v}" for k, v in fields.assumed.items() if type(v) is int and k not in RUN_ONLY]
+        if silent:
+            yield f"config.json is silent on these; the defaults of {fields.model_type} hold: {', '.join(silent)}"
 
     def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheChoice) -> ModelFacts:
         """Facts of a parsed `config.json`; see `ModelAdapter.facts`."""
         fields = Fields(config)
+        fields.refuse_nulls(unless=RUN_ONLY)
+        fields.refuse_broken_heads()
         element, notes = model_dtype(fields, dtype)
         layers = self.num_layers(fields)
+        self.check_lists(fields)
         caches = tuple(
             cache_facts(CacheId(i, part.role), part, element, cache)
             for i in range(layers)
@@ -133,17 +147,18 @@ class FamilyAdapter(ModelAdapter):
             *self.refusals(fields),
             *content_refusals(caches),
         ]
-        architectures = fields.listing("architectures")
+        run_only, complaints = run_only_facts(fields)
+        found += complaints
         return ModelFacts(
             model_type=fields.model_type,
-            architecture=str(architectures[0]) if architectures else fields.model_type,
+            architecture=run_only["architectures"] or fields.model_type,
             num_layers=layers,
             max_model_len=self.max_model_len(fields),
-            vocab_size=fields.integer("vocab_size", 0, least=0),
+            vocab_size=run_only["vocab_size"] or 0,
             dtype=element,
             caches=caches,
             refusals=tuple(found),
-            eos_token_ids=eos_ids(fields),
+            eos_token_ids=run_only["eos_token_id"] or (),
             notes=(*notes, *self.notes(fields)),
         )
 
@@ -169,6 +184,26 @@ def _known_dtype(name: object, where: str) -> str:
     return name
 
 
+def run_only_facts(fields: Fields) -> tuple[dict[str, Any], list[Refusal]]:
+    """Values that only a run needs, None where they are not usable, and a refusal for each of those."""
+    found: dict[str, Any] = {}
+    refusals = []
+    for name, read in RUN_ONLY.items():
+        try:
+            found[name] = read(fields)
+        except ModelError as error:
+            found[name] = None
+            refusals.append(Refusal(name, error.got, f"{name} in config.json is not usable", f"give {error.allowed}"))
+    return found, refusals
+
+
+def _architecture(fields: Fields) -> str | None:
+    listed = fields.listing("architectures")
+    if listed and not isinstance(listed[0], str):
+        raise ModelError("not a name", field="architectures", got=listed[0], allowed="a list of names")
+    return listed[0] if listed else None
+
+
 def eos_ids(fields: Fields) -> tuple[int, ...]:
     """Ids that end a text; `eos_token_id` may be one id or several."""
     value = fields.get("eos_token_id")
@@ -183,6 +218,14 @@ def eos_ids(fields: Fields) -> tuple[int, ...]:
                 allowed="a token id, or a list of them",
             )
     return tuple(kept)
+
+
+# What a run needs and a plan does not: each field and how it is read.
+RUN_ONLY: Mapping[str, Callable[[Fields], Any]] = {
+    "architectures": _architecture,
+    "vocab_size": lambda fields: fields.integer("vocab_size", 0, least=0),
+    "eos_token_id": eos_ids,
+}
 
 
 def cache_facts(cache_id: CacheId, part: Part, dtype: str, choice: CacheChoice) -> CacheFacts:
@@ -257,13 +300,14 @@ def cache_dtype(kind: str, model: str, choice: CacheChoice) -> tuple[str, Quant 
 
 def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset[str]) -> Iterable[Refusal]:
     """Reasons against `run` that can stand in any config."""
-    if fields.model_type in unproven:
+    types = {*fields.types, fields.model_type}
+    towers = [t for t in ("vision_config", "audio_config", *TEXT_PARTS) if fields.outer.get(t)]
+    if fields.model_type in unproven or (types & unproven and not towers):
         yield Refusal("model_type", fields.model_type, "no test has proved its attention layers bridged yet")
-    if fields.model_type in remote or fields.outer.get("model_type") in remote:
+    if types & remote:
         yield Refusal(
             "model_type", fields.model_type, "transformers 5.24 has no such model; checkpoint code is not run"
         )
-    towers = [t for t in ("vision_config", "audio_config", "text_config") if fields.outer.get(t)]
     if towers:
         yield Refusal(
             towers[0],
@@ -282,15 +326,16 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
         )
     if fields.flag("is_encoder_decoder"):
         yield Refusal("is_encoder_decoder", True, "it is an encoder-decoder; run serves decoders")
-    if fields.rope_type in ("longrope", "su", "dynamic"):
+    kind = rope_type(fields)
+    if kind in ("longrope", "su", "dynamic"):
         # transformers picks the frequencies by the longest position of the whole flattened batch.
-        rope = fields.rope
+        rope = rope_settings(fields)
         limit = rope.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
-        if limit is None and fields.rope_type == "dynamic":
+        if limit is None and kind == "dynamic":
             limit = fields.integer("max_position_embeddings")
         yield Refusal(
             "rope_parameters.rope_type",
-            fields.rope_type,
+            kind,
             "its rotary frequencies depend on the longest sequence of the batch beyond the original length",
             None if limit is None else f"set engine.max_model_len={limit} or less",
             applies_above=limit if isinstance(limit, int) else None,

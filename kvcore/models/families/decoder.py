@@ -41,6 +41,11 @@ class FullAttention(FamilyAdapter):
     remote = frozenset({"internlm2", "minicpm", "baichuan"})
     unproven = frozenset({"mistral3", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_text", "qwen3_vl_moe_text"})
 
+    def check_lists(self, fields: Fields) -> None:
+        """MiniMax-M2 marks each layer as softmax attention by 1; 0 would be another kind."""
+        super().check_lists(fields)
+        fields.per_layer("attn_type_list", (1,), fields.layers)
+
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim)
@@ -72,6 +77,7 @@ class UniformWindow(FamilyAdapter):
     """Every layer has the window `sliding_window`, where it is not null."""
 
     model_types: ClassVar[tuple[str, ...]] = ("mistral", "mixtral", "phi3", "starcoder2")
+    layer_kinds = ("full_attention", "sliding_attention")
 
     def window(self, fields: Fields) -> int | None:
         """The window of all layers."""
@@ -95,8 +101,16 @@ class Qwen3Moe(UniformWindow):
 class MiniMaxSparse(FullAttention):
     """MiniMax-M3: plain keys and values; sparse layers score blocks by index keys as well."""
 
-    model_types = ("minimax_m3", "minimax_m3_vl")
+    model_types = ("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text")
     remote = frozenset({"minimax_m3"})
+    layer_kinds = ("full_attention", "minimax_m3_sparse")
+
+    def check_lists(self, fields: Fields) -> None:
+        """Its section on sparse attention marks layers by 1."""
+        super().check_lists(fields)
+        sparse = fields.section("sparse_attention_config")
+        for name in ("sparse_attention_freq", "sparse_disable_index_value"):
+            sparse.per_layer(name, (0, 1), fields.layers)
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """Block-sparse attention is no mask of ours."""
@@ -104,6 +118,7 @@ class MiniMaxSparse(FullAttention):
 
     def notes(self, fields: Fields) -> Iterable[str]:
         """What is not counted."""
+        yield from super().notes(fields)
         yield "the sparse indexer's own keys are not counted"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.attention.query import Mask
+from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
 from kvcore.models.families.base import FamilyAdapter, Heads, Part
@@ -25,8 +26,15 @@ class Whisper(FamilyAdapter):
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """Self attention, then cross attention."""
-        heads = fields.integer("decoder_attention_heads")
-        dim = fields.integer("d_model") // heads
+        heads, width = fields.integer("decoder_attention_heads"), fields.integer("hidden_size")
+        if width % heads:
+            raise ModelError(
+                "the width is no multiple of the number of heads",
+                field="decoder_attention_heads",
+                got=f"{width} / {heads}",
+                allowed="a whole number",
+            )
+        dim = width // heads
         frames = fields.integer("max_source_positions", 1500)
         yield Heads(heads, heads, dim)
         yield Heads(heads, heads, dim, mask=Mask(causal=False), role="cross", encoder_tokens=frames)

@@ -10,6 +10,7 @@ from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
 from kvcore.models.families.base import FamilyAdapter, Heads, LatentHeads, Part
+from kvcore.models.rope import rope_settings, rope_type
 
 
 class LatentAttention(FamilyAdapter):
@@ -25,8 +26,8 @@ class LatentAttention(FamilyAdapter):
     def scale(self, fields: Fields) -> float:
         """``qk_head_dim ** -0.5``, times the square of the yarn correction where there is one."""
         scale = float(head_dim(fields) ** -0.5)
-        rope = Fields(fields.rope)
-        if fields.rope_type == "default" or not rope.get("mscale_all_dim"):
+        rope = Fields(rope_settings(fields), nested=False)
+        if rope_type(fields) == "default" or not rope.get("mscale_all_dim"):
             return scale
         factor = rope.number("factor", 1.0)
         correction = 0.1 * rope.number("mscale_all_dim") * log(factor) + 1.0 if factor > 1 else 1.0
@@ -52,11 +53,12 @@ class SparseLatent(LatentAttention):
     """DeepSeek-V3.2, GLM-5: an indexer with keys of its own chooses the latents that are read."""
 
     model_types = ("deepseek_v32", "glm_moe_dsa")
+    layer_kinds = ("deepseek_sparse_attention", "full_attention", "indexed_attention")
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """The latent, and the indexer's keys where the layer has an indexer of its own."""
         yield from super().layer(fields, index, cache)
-        kinds = indexer_types(fields)
+        kinds = fields.once("indexers", lambda: indexer_types(fields))
         if kinds is None or kinds[index] == "full":
             yield LatentHeads(0, fields.integer("index_head_dim", 128), 0, role="indexer")
 
@@ -88,12 +90,12 @@ def latent_part(fields: Fields, scale: float, cache: CacheChoice) -> Part:
 
 def indexer_types(fields: Fields) -> list[str] | None:
     """``full`` or ``shared`` for each layer, or None where every layer has its own indexer."""
-    listed = fields.listing("indexer_types", fields.layers)
+    listed: list[str] | None = fields.per_layer("indexer_types", ("full", "shared"), fields.layers)
     if listed is not None:
-        return [str(kind) for kind in listed]
+        return listed
     pattern = fields.get("index_topk_pattern")
     if isinstance(pattern, str):
-        if len(pattern) < fields.layers or set(pattern) - {"F", "S"}:
+        if len(pattern) != fields.layers or set(pattern) - {"F", "S"}:
             raise ModelError(
                 "index_topk_pattern in config.json is not usable",
                 field="index_topk_pattern",

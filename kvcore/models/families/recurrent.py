@@ -38,15 +38,52 @@ KINDS = {
 class Hybrid(FamilyAdapter):
     """A model whose layers keep a state, keys and values, both or neither."""
 
+    layer_kinds: ClassVar[tuple[str, ...]] = (
+        "attention",
+        "conv",
+        "full_attention",
+        "hybrid",
+        "linear_attention",
+        "mamba",
+        "mamba2",
+        "mlp",
+        "moe",
+    )
+
     def kinds(self, fields: Fields) -> list[str]:
         """What each layer keeps: from `layer_types` or its older names, else by the family's rule."""
-        listed = fields.listing("layer_types") or fields.listing("layers_block_type")
-        if listed is None:
-            return [self.default_kind(fields, i) for i in range(fields.layers)]
-        unknown = sorted({str(k) for k in listed if not isinstance(k, str) or k not in KINDS})
-        if unknown:
-            raise ModelError("unknown kind of layer", field="layer_types", got=unknown, allowed=sorted(KINDS))
-        return [KINDS[k] for k in listed]
+        return fields.once("kinds", lambda: self.find_kinds(fields))
+
+    def find_kinds(self, fields: Fields) -> list[str]:
+        """`kinds`, at its first call."""
+        listed = self.listed(fields)
+        return [self.default_kind(fields, i) for i in range(fields.layers)] if listed is None else listed
+
+    def listed(self, fields: Fields) -> list[str] | None:
+        """What each layer keeps, where the config lists it; its older name counts too."""
+        length = fields.optional("num_hidden_layers")
+        for name in ("layer_types", "layers_block_type"):
+            listed = fields.per_layer(name, self.layer_kinds, length)
+            if listed:
+                return [KINDS[kind] for kind in listed]
+        return None
+
+    def check_lists(self, fields: Fields) -> None:
+        """All lists are checked; a list by index says what the list by layer says, where both are given."""
+        self.listed(fields)
+        by_index = self.by_index(fields)
+        if by_index is not None and by_index[1] != self.kinds(fields):
+            name = by_index[0]
+            raise ModelError(
+                f"{name} and the list of layers in config.json disagree",
+                field=name,
+                got=fields.get(name),
+                allowed="the same layers, or one list of the two",
+            )
+
+    def by_index(self, fields: Fields) -> tuple[str, list[str]] | None:
+        """A field that lists some layers in another form, and what each layer keeps by it; None without one."""
+        return None
 
     @abstractmethod
     def default_kind(self, fields: Fields, index: int) -> str:
@@ -111,7 +148,11 @@ class Jamba(Hybrid):
 
     def default_kind(self, fields: Fields, index: int) -> str:
         """Attention at the offset of each period."""
-        period, offset = (fields.integer("attn_layer_period", 8), fields.integer("attn_layer_offset", 4, least=0))
+        period, offset = fields.integer("attn_layer_period"), fields.integer("attn_layer_offset", least=0)
+        if offset >= period:
+            raise ModelError(
+                "attention would be in no layer", field="attn_layer_offset", got=offset, allowed=f"< {period}"
+            )
         return ATTENTION if index % period == offset else STATE
 
     def state(self, fields: Fields) -> Recurrent:
@@ -120,130 +161,6 @@ class Jamba(Hybrid):
         return conv_and_ssm(
             fields, inner, fields.integer("mamba_d_conv", 4), (inner, fields.integer("mamba_d_state", 16))
         )
-
-
-class Mamba2(Hybrid):
-    """Mamba-2 and its hybrids; subclasses say where the fields lie.
-
-    Attributes:
-        names: Fields of heads, head dimension, state size, groups and convolution width, with defaults.
-    """
-
-    model_types = ("mamba2",)
-    names: ClassVar[tuple[tuple[str, int], ...]] = (
-        ("num_heads", 128),
-        ("head_dim", 64),
-        ("state_size", 128),
-        ("n_groups", 8),
-        ("conv_kernel", 4),
-    )
-
-    def default_kind(self, fields: Fields, index: int) -> str:
-        """State."""
-        return STATE
-
-    def state(self, fields: Fields) -> Recurrent:
-        """[inner + 2 G N, w - 1] and [heads, head_dim, N]."""
-        heads, dim, states, groups, width = (fields.integer(n, d) for n, d in self.names)
-        return conv_and_ssm(fields, heads * dim + 2 * groups * states, width, (heads, dim, states))
-
-
-class Zamba2(Mamba2):
-    """Zamba2: state in every layer; some also apply a shared block of attention over twice the width."""
-
-    model_types = ("zamba2",)
-
-    def state(self, fields: Fields) -> Recurrent:
-        """The head dimension follows from the width and the number of heads."""
-        inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
-        heads = fields.integer("n_mamba_heads", 8)
-        states, groups = fields.integer("mamba_d_state", 64), fields.integer("mamba_ngroups", 1)
-        width = fields.integer("mamba_d_conv", 4)
-        return conv_and_ssm(fields, inner + 2 * groups * states, width, (heads, inner // heads, states))
-
-    def kinds(self, fields: Fields) -> list[str]:
-        """Layers of kind ``hybrid`` keep both; `hybrid_layer_ids` lists them in older configs."""
-        ids = fields.listing("hybrid_layer_ids")
-        if fields.get("layers_block_type") is None and fields.get("layer_types") is None and ids is not None:
-            return [BOTH if i in ids else STATE for i in range(fields.layers)]
-        return super().kinds(fields)
-
-    def attention(self, fields: Fields, cache: CacheChoice) -> Part:
-        """Heads over the concatenation of hidden states and embeddings."""
-        heads = fields.heads
-        dim = fields.integer("attention_head_dim", 2 * fields.integer("hidden_size") // heads)
-        return Heads(heads, fields.kv_heads, dim, scale=(dim / 2) ** -0.5)
-
-
-class NemotronH(Mamba2):
-    """Nemotron-H: Mamba-2, attention and feed-forward are layers of their own."""
-
-    model_types = ("nemotron_h",)
-    names = (
-        ("mamba_num_heads", 128),
-        ("mamba_head_dim", 64),
-        ("ssm_state_size", 128),
-        ("n_groups", 8),
-        ("conv_kernel", 4),
-    )
-
-    def kinds(self, fields: Fields) -> list[str]:
-        """One letter a layer in `hybrid_override_pattern`, else listed."""
-        pattern = fields.get("hybrid_override_pattern")
-        if fields.get("layers_block_type") is not None or fields.get("layer_types") is not None:
-            return super().kinds(fields)
-        if not isinstance(pattern, str) or not pattern or set(pattern) - set("M*-E"):
-            raise ModelError(
-                "config.json does not say which layers keep what",
-                field="hybrid_override_pattern",
-                got=pattern,
-                allowed="a text of M, *, - and E",
-            )
-        return [KINDS[letter] for letter in pattern]
-
-
-class Granite(Mamba2):
-    """Granite-4 hybrid: `layer_types` lists mamba and attention."""
-
-    model_types = ("granitemoehybrid",)
-    names = (
-        ("mamba_n_heads", 128),
-        ("mamba_d_head", 64),
-        ("mamba_d_state", 256),
-        ("mamba_n_groups", 1),
-        ("mamba_d_conv", 4),
-    )
-
-    def attention(self, fields: Fields, cache: CacheChoice) -> Part:
-        """The scale is a field of the config."""
-        scale = fields.number("attention_multiplier", 1.0)
-        return Heads(fields.heads, fields.kv_heads, fields.head_dim, scale=scale)
-
-
-class Bamba(Mamba2):
-    """Bamba: `attn_layer_indices` lists the attention layers."""
-
-    model_types = ("bamba",)
-    names = Granite.names
-
-    def default_kind(self, fields: Fields, index: int) -> str:
-        """Attention where listed."""
-        return ATTENTION if index in (fields.listing("attn_layer_indices") or ()) else STATE
-
-
-class FalconH1(Mamba2):
-    """Falcon-H1: state and attention side by side in every layer."""
-
-    model_types = ("falcon_h1",)
-    names = Granite.names
-
-    def default_kind(self, fields: Fields, index: int) -> str:
-        """Both."""
-        return BOTH
-
-    def kinds(self, fields: Fields) -> list[str]:
-        """Both in every layer; its config lists kinds for its cache class only."""
-        return [BOTH] * fields.layers
 
 
 class GatedDeltaNet(Hybrid):
@@ -258,7 +175,7 @@ class GatedDeltaNet(Hybrid):
     def state(self, fields: Fields) -> Recurrent:
         """[2 Hk Dk + Hv Dv, w - 1] and [Hv, Dk, Dv]."""
         keys, values = (fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32))
-        key_dim, value_dim = (fields.integer(f"linear_{n}_head_dim", 128) for n in ("key", "value"))
+        key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
         channels = 2 * keys * key_dim + values * value_dim
         width = fields.integer("linear_conv_kernel_dim", 4)
         return conv_and_ssm(fields, channels, width, (values, key_dim, value_dim))
@@ -273,12 +190,28 @@ class KimiLinear(Hybrid):
 
     model_types = ("kimi_linear", "kimi_k3")
 
-    def kinds(self, fields: Fields) -> list[str]:
-        """`linear_attn_config` lists layers from 1 on."""
-        full = fields.section("linear_attn_config").listing("full_attn_layers")
-        if full:
-            return [ATTENTION if i + 1 in full else STATE for i in range(fields.layers)]
-        return super().kinds(fields)
+    def find_kinds(self, fields: Fields) -> list[str]:
+        """`linear_attn_config` lists layers from 1 on; `layer_types` goes before it."""
+        by_index = self.by_index(fields)
+        return by_index[1] if by_index and self.listed(fields) is None else super().find_kinds(fields)
+
+    def by_index(self, fields: Fields) -> tuple[str, list[str]] | None:
+        """`full_attn_layers` and `kda_layers`, which share the layers out between them."""
+        options, layers = fields.section("linear_attn_config"), fields.layers
+        full = options.indices("full_attn_layers", layers, first=1)
+        delta = options.indices("kda_layers", layers, first=1)
+        if full is None and delta is None:
+            return None
+        if full is None:
+            full = frozenset(range(layers)) - (delta or frozenset())
+        elif delta is not None and (full & delta or len(full) + len(delta) != layers):
+            raise ModelError(
+                "full_attn_layers and kda_layers do not share the layers out",
+                field="linear_attn_config.full_attn_layers",
+                got=sorted(i + 1 for i in full),
+                allowed=f"each layer from 1 to {layers} in one of the two lists",
+            )
+        return "linear_attn_config", [ATTENTION if i in full else STATE for i in range(layers)]
 
     def default_kind(self, fields: Fields, index: int) -> str:
         """Every fourth layer but the first."""
@@ -287,9 +220,9 @@ class KimiLinear(Hybrid):
     def state(self, fields: Fields) -> Recurrent:
         """[3 H D, w - 1] and [H, D, D]."""
         options = fields.section("linear_attn_config")
-        heads = options.integer("num_heads", fields.integer("linear_num_heads", 32))
-        dim = options.integer("head_dim", fields.integer("linear_head_dim", 128))
-        width = options.integer("short_conv_kernel_size", fields.integer("linear_conv_kernel_dim", 4))
+        heads = options.optional("num_heads") or fields.integer("linear_num_heads", 32)
+        dim = options.optional("head_dim") or fields.integer("linear_head_dim", 128)
+        width = options.optional("short_conv_kernel_size") or fields.integer("linear_conv_kernel_dim", 4)
         return conv_and_ssm(fields, 3 * heads * dim, width, (heads, dim, dim))
 
     def attention(self, fields: Fields, cache: CacheChoice) -> Part:
@@ -304,8 +237,14 @@ class ShortConv(Hybrid):
 
     def default_kind(self, fields: Fields, index: int) -> str:
         """`full_attn_idxs` lists the attention layers; without it all are."""
-        listed = fields.listing("full_attn_idxs")
+        listed = fields.indices("full_attn_idxs", fields.layers)
         return ATTENTION if listed is None or index in listed else STATE
+
+    def by_index(self, fields: Fields) -> tuple[str, list[str]] | None:
+        """`full_attn_idxs`."""
+        if fields.get("full_attn_idxs") is None:
+            return None
+        return "full_attn_idxs", [self.default_kind(fields, i) for i in range(fields.layers)]
 
     def state(self, fields: Fields) -> Recurrent:
         """[hidden, w - 1] and no recurrence."""
@@ -313,16 +252,4 @@ class ShortConv(Hybrid):
         return Recurrent((("conv_state", (fields.integer("hidden_size"), width - 1), None),))
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (
-    Mamba1,
-    Jamba,
-    Mamba2,
-    Zamba2,
-    NemotronH,
-    Granite,
-    Bamba,
-    FalconH1,
-    GatedDeltaNet,
-    KimiLinear,
-    ShortConv,
-)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (Mamba1, Jamba, GatedDeltaNet, KimiLinear, ShortConv)

@@ -23,6 +23,7 @@ class MixedLayers(FamilyAdapter):
     """
 
     period: ClassVar[int] = 2
+    layer_kinds: ClassVar[tuple[str, ...]] = (FULL, SLIDING)
 
     def default_type(self, fields: Fields, index: int) -> str:
         """Kind of a layer where the config does not list them."""
@@ -30,15 +31,22 @@ class MixedLayers(FamilyAdapter):
 
     def pattern(self, fields: Fields) -> int:
         """The period of full layers."""
-        return fields.integer("sliding_window_pattern", self.period)
+        name = "sliding_window_pattern"
+        return fields.integer(name) if fields.given(name) else fields.integer(name, self.period)
 
     def layer_type(self, fields: Fields, index: int) -> str:
         """Kind of one layer."""
-        listed = fields.listing("layer_types", fields.layers)
-        kind = self.default_type(fields, index) if listed is None else listed[index]
-        if kind not in (FULL, SLIDING, CHUNKED):
-            raise ModelError("unknown kind of layer", field="layer_types", got=kind, allowed=(FULL, SLIDING, CHUNKED))
-        return str(kind)
+        listed = self.listed(fields)
+        return self.default_type(fields, index) if listed is None else listed[index]
+
+    def listed(self, fields: Fields) -> list[str] | None:
+        """The kinds that the config lists."""
+        return fields.per_layer("layer_types", self.layer_kinds, fields.layers)
+
+    def check_lists(self, fields: Fields) -> None:
+        """Lists that say which layers have rope are checked even where `layer_types` goes before them."""
+        self.listed(fields)
+        ropeless(fields)
 
     def mask(self, fields: Fields, index: int) -> Mask:
         """Mask of one layer."""
@@ -61,12 +69,30 @@ class MixedLayers(FamilyAdapter):
 class Ministral(MixedLayers):
     """Every layer slides where there is a window, unless listed otherwise."""
 
-    model_types = ("ministral", "step3p7")
-    unproven = frozenset({"step3p7"})
+    model_types: ClassVar[tuple[str, ...]] = ("ministral",)
 
     def default_type(self, fields: Fields, index: int) -> str:
         """Sliding with a window, else full."""
         return FULL if fields.get("sliding_window") is None else SLIDING
+
+
+class Step(MixedLayers):
+    """Step-3.7: layers slide where listed; the list may count the layers that predict further tokens, at its end."""
+
+    model_types = ("step3p7", "step3p5")
+    unproven = frozenset({"step3p7", "step3p5"})
+
+    def default_type(self, fields: Fields, index: int) -> str:
+        """Full."""
+        return FULL
+
+    def listed(self, fields: Fields) -> list[str] | None:
+        """The list without the entries of the layers that predict further tokens."""
+        padded = fields.layers + fields.integer("num_nextn_predict_layers", 0, least=0)
+        whole = fields.listing("layer_types")
+        if whole is not None and len(whole) == padded:
+            return fields.per_layer("layer_types", self.layer_kinds, padded)
+        return super().listed(fields)
 
 
 class Qwen(MixedLayers):
@@ -113,11 +139,6 @@ class Every4th(MixedLayers):
     model_types = ("cohere2", "olmo3", "exaone4")
     period = 4
 
-    def default_type(self, fields: Fields, index: int) -> str:
-        """Full everywhere where a null switches the window off."""
-        switched_off = "sliding_window" in fields.inner and fields.get("sliding_window") is None
-        return FULL if switched_off else super().default_type(fields, index)
-
 
 class GptOss(MixedLayers):
     """gpt-oss: every second layer is full; each head has a sink."""
@@ -142,9 +163,7 @@ class Gemma2(MixedLayers):
 
     def softcap(self, fields: Fields) -> float | None:
         """The cap; a written null switches it off, silence means the default."""
-        if "attn_logit_softcapping" in fields.inner and fields.get("attn_logit_softcapping") is None:
-            return None
-        return fields.number("attn_logit_softcapping", 50.0)
+        return None if fields.get("attn_logit_softcapping") is None else fields.number("attn_logit_softcapping")
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer."""
@@ -194,15 +213,15 @@ class SharedTail(Gemma3):
         if not count or index < first:
             return None
         kind = self.layer_type(fields, index)
-        owners = [i for i in range(first) if self.layer_type(fields, i) == kind]
-        if not owners:
+        owners = fields.once("owners", lambda: {self.layer_type(fields, i): i for i in range(first)})
+        if kind not in owners:
             raise ModelError(
                 f"layer {index} shares the cache of a {kind} layer, but none comes before the shared ones",
                 field="num_kv_shared_layers",
                 got=count,
                 allowed=f"< {fields.layers}",
             )
-        return CacheId(owners[-1])
+        return CacheId(owners[kind])
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One cache a layer, or another's."""
@@ -232,10 +251,14 @@ class Gemma4(SharedTail):
     period = 6
     shared_default = 0
 
+    def layer_type(self, fields: Fields, index: int) -> str:
+        """The last layer is full, whatever is listed."""
+        return FULL if index == fields.layers - 1 else super().layer_type(fields, index)
+
     def override(self, fields: Fields, index: int, name: str) -> int | None:
         """A field of one layer in `per_layer_config`, as transformers 5 writes it; it wins."""
-        layer = fields.mapping("per_layer_config").get(str(index))
-        return Fields(layer).optional(name) if isinstance(layer, dict) else None
+        layer = fields.once("per layer", lambda: fields.mapping("per_layer_config")).get(str(index))
+        return Fields(layer, nested=False).optional(name) if isinstance(layer, dict) else None
 
     def kv_heads(self, fields: Fields, index: int) -> int:
         """`num_global_key_value_heads` in full layers whose values are their keys."""
@@ -260,18 +283,12 @@ class Llama4(MixedLayers):
 
     model_types = ("llama4_text", "llama4")
     unproven = frozenset({"llama4"})
+    layer_kinds = (FULL, CHUNKED)
 
     def default_type(self, fields: Fields, index: int) -> str:
         """Chunked where the layer has rope and a chunk size is given."""
-        written = "attention_chunk_size" in fields.inner
-        chunked = not written or fields.get("attention_chunk_size") is not None
+        chunked = fields.get("attention_chunk_size") is not None
         return CHUNKED if has_rope(fields, index) and chunked else FULL
-
-    def mask(self, fields: Fields, index: int) -> Mask:
-        """A chunk of 8,192 where the config is silent."""
-        if self.layer_type(fields, index) == CHUNKED:
-            return Mask(chunk=fields.integer("attention_chunk_size", 8192))
-        return super().mask(fields, index)
 
 
 class MiMo(MixedLayers):
@@ -281,9 +298,21 @@ class MiMo(MixedLayers):
 
     def default_type(self, fields: Fields, index: int) -> str:
         """`hybrid_layer_pattern` marks sliding layers with 1; else the first and every sixth are full."""
-        pattern = fields.listing("hybrid_layer_pattern", fields.layers)
+        pattern = fields.per_layer("hybrid_layer_pattern", (0, 1), fields.layers)
         full = index == 0 or (index + 1) % 6 == 0 if pattern is None else not pattern[index]
         return FULL if full else SLIDING
+
+    def check_lists(self, fields: Fields) -> None:
+        """Both lists say the same, where both are given."""
+        super().check_lists(fields)
+        listed, given = self.listed(fields), fields.get("hybrid_layer_pattern") is not None
+        if listed is not None and given and listed != [self.default_type(fields, i) for i in range(fields.layers)]:
+            raise ModelError(
+                "hybrid_layer_pattern and layer_types of config.json disagree",
+                field="hybrid_layer_pattern",
+                got=fields.get("hybrid_layer_pattern"),
+                allowed="1 where layer_types says sliding_attention",
+            )
 
     def mask(self, fields: Fields, index: int) -> Mask:
         """`sliding_window_size` counts the tokens before the query, as transformers reads it."""
@@ -308,9 +337,14 @@ class MiMo(MixedLayers):
         )
 
 
+def ropeless(fields: Fields) -> list[int] | None:
+    """`no_rope_layers`, checked; an empty list is as good as none."""
+    return fields.per_layer("no_rope_layers", (0, 1), fields.layers) if fields.get("no_rope_layers") != [] else None
+
+
 def has_rope(fields: Fields, index: int) -> bool:
     """`no_rope_layers` marks layers WITH rope by 1; by default every fourth layer has none."""
-    listed = fields.listing("no_rope_layers", fields.layers)
+    listed = ropeless(fields)
     if listed:
         return bool(listed[index])
     return (index + 1) % fields.integer("no_rope_layer_interval", 4) != 0
@@ -318,6 +352,7 @@ def has_rope(fields: Fields, index: int) -> bool:
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (
     Ministral,
+    Step,
     Qwen,
     Qwen2Moe,
     SmolLM3,
