@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 import pytest
 from support.tutorial import BLOCK, Command, matches, parse
 
+# Imported before any test runs a command: that loads the module of the same name over the function.
+from kvcore.cli import main
+
 
 @pytest.fixture
 def page(repo: Path) -> str:
@@ -29,8 +32,6 @@ def test_the_picture_names_things_of_the_code(repo: Path, monkeypatch: pytest.Mo
 
 
 def test_its_commands_print_what_it_shows(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from kvcore.cli import main
-
     consoles = "\n".join(m.group(0) for m in BLOCK.finditer(page) if m.group(2) == "console" and not m.group(1))
     commands = [step for step in parse(f"\n{consoles}\n") if isinstance(step, Command)]
     assert [c.words[:2] for c in commands] == [("kvcore", "conform"), ("kvcore", "plan")]
