@@ -93,6 +93,8 @@ class EngineCore:
         )
         self.seconds = 0.0
         self._arrivals = 0
+        self._reserved: set[str] = set()
+        self._names = 0
 
     def _plan_after_loading(self, first: Plan) -> Plan:
         cache = self.settings.cache
@@ -119,6 +121,13 @@ class EngineCore:
         sizes = [g.block_size for g in self.plan.configs[0].kv_cache_groups]
         return lcm(*sizes) if self.settings.cache.prefix_caching else 0
 
+    def new_name(self) -> str:
+        """A name for one `add_request`, which no caller can have given or will give."""
+        self._names += 1
+        name = f"{DERIVED}r{self._names}"
+        self._reserved.add(name)
+        return name
+
     def add_request(
         self,
         request_id: str,
@@ -132,7 +141,7 @@ class EngineCore:
         """Queue a prompt of token ids.
 
         Args:
-            request_id: A name not in use: any text that does not begin with NUL.
+            request_id: A name not in use: any text that does not begin with NUL, or one of `new_name`.
             prompt_ids: The prompt.
             sampling: How tokens are chosen.
             forced: Tokens to append instead of sampled ones (teacher forcing); none is sampled, so prompt and
@@ -143,7 +152,8 @@ class EngineCore:
         Raises:
             RequestError: The request can never be served, or its name is in use.
         """
-        if not isinstance(request_id, str) or request_id.startswith(DERIVED):
+        reserved = isinstance(request_id, str) and request_id in self._reserved
+        if not isinstance(request_id, str) or (request_id.startswith(DERIVED) and not reserved):
             allowed = "a text that does not begin with NUL"
             raise RequestError(
                 "this can be no request's name", field="request_id", got=repr(request_id), allowed=allowed
@@ -164,6 +174,7 @@ class EngineCore:
         )
         self._arrivals += sampling.n
         self.scheduler.add(request)
+        self._reserved.discard(request_id)
         return request
 
     def check(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
@@ -184,6 +195,7 @@ class EngineCore:
 
     def abort(self, request_id: str) -> None:
         """End all samples of a prompt now, in whatever state; unknown names are ignored: it may just have finished."""
+        self._reserved.discard(request_id)  # perhaps it never came to be added
         self.scheduler.finish(request_id, "abort")
 
     def end(self, request: Request, reason: FinishReason) -> None:

@@ -87,7 +87,6 @@ class LLM:
         if settings.model_path is None:
             raise ConfigError("a model directory is needed to run", field="model.path", got=None)
         self._kept: dict[str, dict[int, torch.Tensor]] = {}
-        self._requests = 0
         self._path = settings.model_path
         self._tokenizer = tokenizer
         self.core = EngineCore(
@@ -160,7 +159,7 @@ class LLM:
         for ids in encoded:
             self.core.check(ids, sampling)
         ends = {*self.tokenizer.eos_token_ids, *(self.tokenizer.turn_ids if chat else ())}
-        roots = {self._new_id(): i for i in range(len(prompts))}
+        roots = {self.core.new_name(): i for i in range(len(prompts))}
         texts: dict[tuple[int, int], TextStream] = {}
         try:
             for request_id, i in roots.items():
@@ -234,7 +233,7 @@ class LLM:
             for ids, prompt in zip(token_ids, lens, strict=True):
                 forced = tuple(ids[prompt:])
                 request = self.core.add_request(
-                    self._new_id(), ids[:prompt], SamplingParams(), forced=forced, keep_logits=True
+                    self.core.new_name(), ids[:prompt], SamplingParams(), forced=forced, keep_logits=True
                 )
                 requests.append(request)
                 self._kept[request.key] = {}
@@ -249,7 +248,8 @@ class LLM:
                 self._kept.pop(request.key, None)
 
     def _keep_logits(self, request_id: str, first: int, logits_NV: torch.Tensor) -> None:
-        self._kept[request_id].update(enumerate(logits_NV.float().cpu(), first))
+        if request_id in self._kept:  # else somebody's own, added to `core`, of whom nobody will ask for them
+            self._kept[request_id].update(enumerate(logits_NV.float().cpu(), first))
 
     def _collect(self, name: str, length: int) -> torch.Tensor:
         rows = self._kept.pop(name)
@@ -265,10 +265,6 @@ class LLM:
                 got=f"{len(self.core.scheduler.requests)} sequences not finished",
                 remedy="read the open stream to its end or close() it, or add_request() to `core` yourself",
             )
-
-    def _new_id(self) -> str:
-        self._requests += 1
-        return f"r{self._requests}"
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, as `kvcore run` prints them; seconds are those spent in steps."""

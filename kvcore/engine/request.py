@@ -15,7 +15,7 @@ from kvcore.worker.messages import Logprobs, SampleAsk
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-DERIVED = "\0"  # begins the names that the engine makes for further samples
+DERIVED = "\0"  # begins the names that the engine makes: of further samples, and of the prompts of `LLM`
 
 
 class Status(Enum):
@@ -75,6 +75,11 @@ class Request:
     def key(self) -> str:
         """Its name inside the engine; callers' names never begin with NUL, so no sample is taken for a request."""
         return f"{DERIVED}{self.sample}{DERIVED}{self.request_id}" if self.sample else self.request_id
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.request_id.lstrip(DERIVED)
 
     @property
     def output_ids(self) -> list[int]:

@@ -191,7 +191,7 @@ class Scheduler:
             if len(self.running) == 1:
                 alone = self.running[0]
                 error = CapacityError(
-                    f"request {alone.request_id} alone needs {short} blocks more than there are",
+                    f"request {alone.title} alone needs {short} blocks more than there are",
                     field="cache.memory",
                     got=f"{len(alone.tokens)} tokens",
                     remedy="raise cache.memory or lower engine.max_model_len",
@@ -336,7 +336,7 @@ class Scheduler:
 
 def _not_finite(request: Request, where: str) -> NotFiniteError:
     return NotFiniteError(
-        f"the logits of request {request.request_id} are not finite, so no token can be chosen: {where}",
+        f"the logits of request {request.title} are not finite, so no token can be chosen: {where}",
         field="logits",
         got="NaN or infinity",
         allowed="finite numbers",

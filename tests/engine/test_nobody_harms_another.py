@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from models.tiny import tiny_model
-from support.serving import BAD, PHASES, PROBE, answer, drain, engine, failing, nothing_leaks
+from support.serving import BAD, PHASES, PROBE, Ids, answer, drain, engine, failing, nothing_leaks
 
 from kvcore.cli import main
 from kvcore.engine.llm import LLM
@@ -43,23 +43,6 @@ def test_a_request_that_is_not_finite_ends_with_its_reason_and_the_others_go_on(
 
 
 def test_all_samples_of_a_prompt_end_with_it(llm: LLM) -> None:
-    class Ids:
-        eos_token_ids = ()
-
-        def encode(self, text: str, chat: bool) -> list[int]:
-            return [int(t) for t in text.split()]
-
-        def detokenizer(self) -> Any:
-            return self
-
-        def push(self, token: int) -> str:
-            return "x"
-
-        def finish(self) -> str:
-            return ""
-
-        rest = finish
-
     llm._tokenizer = Ids()  # type: ignore[assignment]
     outputs = llm.generate([f"5 {BAD}", "5 6"], SamplingParams(max_tokens=3, n=3, temperature=1.0, ignore_eos=True))
     assert [o.finish_reason for o in outputs] == ["error"] * 3 + ["length"] * 3
@@ -156,6 +139,20 @@ def test_no_sample_is_taken_for_a_request(llm: LLM) -> None:
     nothing_leaks(llm)
 
 
+def test_names_that_a_stream_makes_never_meet_a_callers(llm: LLM) -> None:
+    llm._tokenizer = Ids()  # type: ignore[assignment]
+    outputs, mine = [], []
+    for event in llm.stream(["5 6", "7"], SamplingParams(max_tokens=4, ignore_eos=True)):
+        if not mine:
+            sampling = SamplingParams(max_tokens=9, ignore_eos=True)
+            mine = [llm.core.add_request(f"r{i}", [1, 2], sampling) for i in range(4)]
+        outputs += [event.output] if event.output else []
+    assert [(o.prompt, len(o.token_ids)) for o in outputs] == [("5 6", 4), ("7", 4)]
+    assert [(r.finish_reason, r.num_outputs) for r in mine] == [("length", 9)] * 4
+    assert not llm.core._reserved
+    nothing_leaks(llm)
+
+
 @pytest.mark.parametrize("name", [7, None, b"a", "\0001\0a"])
 def test_names_that_are_refused(llm: LLM, name: Any) -> None:
     with pytest.raises(RequestError) as caught:
@@ -203,6 +200,7 @@ def test_an_exception_in_any_phase_leaves_the_engine_serving(
 ) -> None:
     want = answer(engine(path))
     llm.core.add_request("a", [*PROBE, 2], SamplingParams(max_tokens=20, n=2, temperature=1.0, ignore_eos=True))
+    llm.core.add_request("b", PROBE[:3], SamplingParams(), forced=PROBE[3:6], keep_logits=True)
     with pytest.MonkeyPatch.context() as patch:
         failing(llm, patch, phase, error)
         with pytest.raises(type(error)):

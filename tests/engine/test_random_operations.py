@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from models.tiny import tiny_model
-from support.serving import BAD, PHASES, answer, drain, engine, failing, nothing_leaks
+from support.serving import BAD, PHASES, PROBE, answer, drain, engine, failing, nothing_leaks
 
 from kvcore.engine.llm import LLM
 from kvcore.engine.settings import SamplingParams
@@ -19,6 +19,8 @@ def operations(llm: LLM, rng: random.Random) -> Iterator[Callable[[], Any]]:
 
     def add() -> None:
         prompt = [rng.choice([1, 2, 3]) for _ in range(rng.randint(1, 40))]
+        if rng.random() < 0.3:
+            prompt = [*PROBE, *prompt]  # what goes wrong with its blocks, the next probe meets
         if rng.random() < 0.15:
             prompt[rng.randrange(len(prompt))] = BAD
         sampling = SamplingParams(
@@ -31,11 +33,14 @@ def operations(llm: LLM, rng: random.Random) -> Iterator[Callable[[], Any]]:
 
     def score() -> None:
         forced = [rng.randint(1, 60) for _ in range(rng.randint(0, 9))]
-        core.add_request(next(names), [4, 5], SamplingParams(), forced=forced)
+        core.add_request(next(names), [4, 5], SamplingParams(), forced=forced, keep_logits=rng.random() < 0.5)
 
     def end_one() -> None:
         if core.scheduler.running:
             core.end(rng.choice(core.scheduler.running), "stop")
+
+    def abort_all() -> None:
+        core.abort(rng.choice([*core.scheduler.requests, "nobody"]))
 
     def step_that_fails() -> None:
         phase = rng.choice(PHASES)
@@ -48,7 +53,7 @@ def operations(llm: LLM, rng: random.Random) -> Iterator[Callable[[], Any]]:
                 if raised is not error:
                     raise
 
-    kinds = [add, add, score, end_one, step_that_fails, lambda: core.abort(f"r{rng.randint(0, 40)}")]
+    kinds = [add, add, score, end_one, step_that_fails, abort_all]
     while True:
         yield core.step if rng.random() < 0.6 else rng.choice(kinds)
 

@@ -15,7 +15,27 @@ from support.engines import make_llm
 BAD = 77  # the token whose embedding is NaN
 LIMITS = {"num_blocks": 60, "max_model_len": 64, "max_num_batched_tokens": 24, "max_num_seqs": 6}
 PROBE = [5, 9, 200, 31, 7, 7, 12, 40, 41, 42, 43, 44, 45, 46, 47, 48, 3]
-PHASES = ("lookup", "allocate", "rows", "tables", "model", "sample", "append", "fork", "commit")
+PHASES = ("lookup", "allocate", "rows", "tables", "model", "sample", "append", "fork", "commit", "sink", "observers")
+
+
+class Ids:
+    """A tokenizer of texts that are numbers."""
+
+    eos_token_ids = ()
+
+    def encode(self, text: str, chat: bool) -> list[int]:
+        return [int(t) for t in text.split()]
+
+    def detokenizer(self) -> Any:
+        return self
+
+    def push(self, token: int) -> str:
+        return "x"
+
+    def finish(self) -> str:
+        return ""
+
+    rest = finish
 
 
 def engine(path: Path, **keys: Any) -> LLM:
@@ -73,6 +93,8 @@ def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseEx
         "append": (core.scheduler, "_reason_to_end"),
         "fork": (core.manager, "fork"),
         "commit": (core.manager, "_register"),
+        "sink": (runner, "logits_sink"),
+        "observers": (core.registry, "step_finished"),
     }
     target, name = places[phase]
     monkeypatch.setattr(target, name, fail)
