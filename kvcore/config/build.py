@@ -17,10 +17,11 @@ from kvcore.config.units import parse_bytes
 from kvcore.engine.planning import check_run, eviction_policy
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
-from kvcore.models.config_json import read_config
+from kvcore.models.config_json import Fields, read_config
 from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
 from kvcore.models.stored_as import stored_as
+from kvcore.models.weights import weight_bytes
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose
 from kvcore.spec.dtypes import nbytes
@@ -82,7 +83,7 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
     eviction_policy(cache, registry)
     facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry))
     facts = stored_as(
-        replace(facts, weight_bytes=_weight_bytes(model, facts)),
+        replace(facts, weight_bytes=_weight_bytes(model, facts, geometry)),
         content=config.cache.content,
         retention=config.cache.retention,
         contents=registry.contents,
@@ -170,15 +171,19 @@ def _dtype(model: ModelKeys, device: DeviceFacts) -> str | None:
     return model.cpu_dtype if device.kind == "cpu" else None
 
 
-def _weight_bytes(model: ModelKeys, facts: ModelFacts) -> int | None:
+def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, Any]) -> int | None:
     if model.weight_bytes is not None:
         return parse_bytes("model.weight_bytes", model.weight_bytes, least=1)
     if model.parameters is not None:
         return nbytes(facts.dtype, model.parameters)
     if model.path is not None and facts.weight_bytes is None:
-        folder = Path(model.path)
-        files = sorted((folder if folder.is_dir() else folder.parent).glob("*.safetensors"))
-        return sum(f.stat().st_size for f in files) or None
+        path = Path(model.path)
+        return weight_bytes(
+            path if path.is_dir() else path.parent,
+            facts.dtype,
+            tied=Fields(geometry).get("tie_word_embeddings") is True,
+            quantized=bool(Fields(geometry).mapping("quantization_config", "compression_config")),
+        )
     return facts.weight_bytes
 
 

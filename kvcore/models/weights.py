@@ -55,7 +55,15 @@ def read_header(file: Path) -> Mapping[str, Any]:
     Raises:
         ModelError: The file is no safetensors file, or shorter than its header says.
     """
-    size = file.stat().st_size
+    try:
+        return _read_header(file, file.stat().st_size)
+    except OSError as error:
+        raise ModelError(
+            f"cannot read the weights {file.name}: {error.strerror}", field="model.path", got=str(file)
+        ) from error
+
+
+def _read_header(file: Path, size: int) -> Mapping[str, Any]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
@@ -63,12 +71,20 @@ def read_header(file: Path) -> Mapping[str, Any]:
         try:
             header = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            end = max((int(t["data_offsets"][1]) for t in header.values()), default=0)
+            end = max((_checked_end(t) for t in header.values()), default=0)
         except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
             raise _damaged(file, f"its header is not readable: {error}") from error
     if size < 8 + length + end:
         raise _damaged(file, f"it has {size} bytes of {8 + length + end}")
     return dict(header)
+
+
+def _checked_end(tensor: Mapping[str, Any]) -> int:
+    """Where the bytes of a tensor end; raises for an entry that is none."""
+    start, end = tensor["data_offsets"]
+    if not isinstance(tensor["dtype"], str) or not 0 <= start <= end or prod(tensor["shape"]) < 0:
+        raise ValueError(f"an entry with offsets {start} to {end}")
+    return int(end)
 
 
 def _damaged(file: Path, how: str) -> ModelError:
@@ -81,14 +97,69 @@ def _damaged(file: Path, how: str) -> ModelError:
     )
 
 
-def weight_bytes(directory: str | Path, dtype: str) -> int:
-    """Bytes of all weights once they are loaded as `dtype`; checks every file on the way.
+def weight_bytes(directory: str | Path, dtype: str, *, tied: bool, quantized: bool) -> int | None:
+    """Bytes of all weights as they will lie in memory; checks every file on the way.
+
+    Counted are the files that transformers would load, in its order: the one file, else those of the index. Other files
+    beside them (a `consolidated.safetensors`, an adapter, another variant) are copies or something else.
+
+    Args:
+        directory: A Hugging Face directory.
+        dtype: Element type in which floating-point weights are loaded.
+        tied: Whether the config ties the output to the embeddings; a second copy on disk is then loaded once.
+        quantized: Whether the config says that the weights are quantized: elements of 8 bits or less stay as stored.
+
+    Returns:
+        The bytes, or None where the directory has no safetensors checkpoint.
 
     Raises:
         ModelError: As `weight_files` and `read_header`.
     """
-    total = 0
-    for file in weight_files(directory):
-        for tensor in read_header(file).values():
-            total += nbytes(dtype, prod(tensor["shape"]))
-    return total
+    folder = Path(directory)
+    if not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
+        return None
+    found = {name: (file, entry) for file in weight_files(folder) for name, entry in read_header(file).items()}
+    if tied:
+        for name in _second_copies(found):
+            del found[name]
+    return sum(_loaded_bytes(entry, dtype, quantized) for _, entry in found.values())
+
+
+# Floating-point types of the safetensors format that loading casts to the model's type; of quantized weights the
+# narrow ones are codes, not numbers.
+WIDE = {"F64", "F32", "F16", "BF16"}
+NARROW = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"}
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
+Stored = tuple[Path, Mapping[str, Any]]
+
+
+def _loaded_bytes(entry: Mapping[str, Any], dtype: str, quantized: bool) -> int:
+    if entry["dtype"] in WIDE or (entry["dtype"] in NARROW and not quantized):
+        return nbytes(dtype, prod(entry["shape"]))
+    start, end = entry["data_offsets"]
+    return int(end) - int(start)
+
+
+def _second_copies(found: Mapping[str, Stored]) -> list[str]:
+    """Output weights that equal the embeddings: transformers ties them, and loads only one."""
+    heads = [n for n in found if n.endswith("lm_head.weight")]
+    return [h for h in heads if any(_same(found[h], found[n]) for n in found if n.endswith(EMBEDDINGS))]
+
+
+def _same(one: Stored, other: Stored) -> bool:
+    """Whether two tensors are equal, by type, shape and a sample of their bytes: all of them may be gigabytes."""
+    (_, a), (_, b) = one, other
+    return (a["dtype"], a["shape"]) == (b["dtype"], b["shape"]) and _sample(one) == _sample(other)
+
+
+def _sample(stored: Stored, pieces: int = 64, size: int = 1 << 12) -> list[bytes]:
+    file, entry = stored
+    start, end = entry["data_offsets"]
+    with file.open("rb") as stream:
+        start += 8 + int.from_bytes(stream.read(8), "little")
+        end += start - entry["data_offsets"][0]
+        found = []
+        for i in range(pieces):
+            stream.seek(start + max(0, end - start - size) * i // (pieces - 1))
+            found.append(stream.read(min(size, end - start)))
+    return found
