@@ -269,6 +269,8 @@ def test_files_that_break_readers(text, message, tmp_path):
             131072,
         ),
         ("phi3", 131072, {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, 131072),
+        ("gpt2", 4096, {"type": "linear", "factor": 4}, 4096),
+        ("gptj", 4096, {"type": "linear", "factor": 4}, 4096),
         ("llama", 4096, {"type": "mrope", "mrope_section": [1, 1]}, 4096),
     ],
 )

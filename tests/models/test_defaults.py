@@ -146,12 +146,17 @@ def test_each_field_absent_or_null(name):
     changes = [fields, {}]
     changes += [{k: v for k, v in fields.items() if k != drop} for drop in fields]
     changes += [{**fields, null: None} for null in fields]
+    spoilt = {"hidden_size": 500, "layer_types": ["full_attention"], "rope_scaling": {"rope_type": "yarn"}}
+    changes += [{**fields, field: value} for field, value in spoilt.items()]
+    changes += [{**fields, "layer_types": ["unheard_of"] * fields.get("num_hidden_layers", 1)}]
     compared, unlike = 0, []
     for changed in changes:
         what = " ".join(sorted({k for k in fields if changed.get(k) is None})) if changed else "all"
         wanted, found = outcome(lambda c: read(by_class(c)), config(changed)), outcome(read, config(changed))
-        if (wanted is REFUSED) != (found is REFUSED) or wanted != found:
-            unlike.append(what)
+        spoils = changed.keys() - fields or changed.get("hidden_size") == 500
+        # A config that transformers refuses is refused; one that contradicts itself may be refused by us alone.
+        if found != wanted and not (spoils and found is REFUSED):
+            unlike.append(what or str(changed))
         compared += wanted is not REFUSED
     assert {f for f in unlike if (name, f) not in EXPLAINED and ("*", f) not in EXPLAINED} == set()
     assert compared > len(fields) / 5

@@ -94,11 +94,15 @@ class FamilyAdapter(ModelAdapter):
     Attributes:
         remote: Model types that transformers 5.24 cannot build without code from the checkpoint.
         unproven: Model types that no test has shown to give transformers' own logits; `run` refuses them.
+        length_field: The field with the number of positions.
+        rotary: Whether positions are rotations that `rope_scaling` can stretch; learned ones end where they end.
         layer_kinds: What `layer_types` may say of a layer of this family.
     """
 
     remote: ClassVar[frozenset[str]] = frozenset()
     unproven: ClassVar[frozenset[str]] = frozenset()
+    length_field: ClassVar[str] = "max_position_embeddings"
+    rotary: ClassVar[bool] = True
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "attention")
 
     @abstractmethod
@@ -115,7 +119,9 @@ class FamilyAdapter(ModelAdapter):
 
     def max_model_len(self, fields: Fields) -> int:
         """The model's own length limit, rope scaling included."""
-        return longest_sequence(fields, fields.integer("max_position_embeddings", ASSUMED_LENGTH))
+        positions = fields.integer(self.length_field, ASSUMED_LENGTH)
+        scaled = longest_sequence(fields, positions)
+        return scaled if self.rotary else positions
 
     def check_lists(self, fields: Fields) -> None:
         """Refuse lists of layers that contradict the rest, those that the plan does not follow included."""

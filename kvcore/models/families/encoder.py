@@ -15,14 +15,12 @@ class Whisper(FamilyAdapter):
     """Whisper: `max_source_positions` audio frames are read by every decoder layer."""
 
     model_types = ("whisper",)
+    length_field = "max_target_positions"  # the longest text, not the longest audio
+    rotary = False
 
     def num_layers(self, fields: Fields) -> int:
         """Decoder layers; `num_hidden_layers` counts those of the encoder."""
         return fields.integer("decoder_layers")
-
-    def max_model_len(self, fields: Fields) -> int:
-        """Longest text, not longest audio."""
-        return fields.integer("max_target_positions", 448)
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """Self attention, then cross attention."""

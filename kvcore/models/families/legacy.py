@@ -11,19 +11,27 @@ from kvcore.models.families.base import FamilyAdapter, Heads, Part, unreachable
 
 
 class EveryHead(FamilyAdapter):
-    """GPT-NeoX, GPT-J: as many KV heads as query heads, the usual scale."""
+    """GPT-NeoX: as many KV heads as query heads, the usual scale."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("gpt_neox", "gptj")
+    model_types: ClassVar[tuple[str, ...]] = ("gpt_neox",)
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.heads, fields.head_dim)
 
 
+class GptJ(EveryHead):
+    """GPT-J: its rotations are a table of `n_positions` that nothing stretches."""
+
+    model_types = ("gptj",)
+    rotary = False
+
+
 class Opt(EveryHead):
     """OPT: its modules scale the queries themselves."""
 
     model_types = ("opt",)
+    rotary = False
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer; the scale of attention is 1."""
@@ -34,6 +42,7 @@ class Gpt2(FamilyAdapter):
     """GPT-2: the scale can be switched off, or divided by the layer's number."""
 
     model_types = ("gpt2",)
+    rotary = False
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
@@ -42,10 +51,6 @@ class Gpt2(FamilyAdapter):
         if fields.flag("scale_attn_by_inverse_layer_idx"):
             scale /= index + 1
         yield Heads(fields.heads, fields.heads, dim, scale=scale)
-
-    def max_model_len(self, fields: Fields) -> int:
-        """`n_positions`."""
-        return fields.integer("max_position_embeddings", 1024)
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """One option has a code path of its own."""
@@ -59,6 +64,7 @@ class GptBigCode(FamilyAdapter):
     """GPT-BigCode: one KV head with `multi_query`."""
 
     model_types = ("gpt_bigcode",)
+    rotary = False
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
@@ -90,6 +96,7 @@ class Alibi(FamilyAdapter):
     """BLOOM, MPT: ALiBi."""
 
     model_types = ("bloom", "mpt")
+    rotary = False
 
     def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
         """One full cache a layer."""
@@ -108,4 +115,4 @@ class Alibi(FamilyAdapter):
         yield unreachable(fields.model_type)
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (EveryHead, Opt, Gpt2, GptBigCode, Falcon, Alibi)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (EveryHead, GptJ, Opt, Gpt2, GptBigCode, Falcon, Alibi)
