@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -111,9 +111,14 @@ def _check(name: str, given: object, declared: str, bounds: Mapping[str, Any]) -
     least, most, above = bounds.get("least"), bounds.get("most"), bounds.get("above")
     if value is None or (least is None and most is None and above is None):
         return
-    inside = math.isfinite(value) and (least is None or value >= least) and (most is None or value <= most)
+    # A whole number beyond every float is finite to Python, overflows in arithmetic, and may be too long to print.
+    finite = abs(value) <= sys.float_info.max
+    inside = finite and (least is None or value >= least) and (most is None or value <= most)
     if not inside or (above is not None and not value > above):
         low = f"> {above}" if above is not None else f">= {least}"
         raise RequestError(
-            f"{where} is out of range", field=where, got=value, allowed=low if most is None else f"{low} and <= {most}"
+            f"{where} is out of range",
+            field=where,
+            got=value if finite or isinstance(value, float) else "a number beyond every float",
+            allowed=low if most is None else f"{low} and <= {most}",
         )

@@ -190,12 +190,16 @@ def test_asks_survive_the_wire(llm: LLM) -> None:
         ({"stop_token_ids": ("7",)}, "stop_token_ids"),
         ({"stop": (7,)}, "stop"),
         ({"seed": -1}, "seed"),
+        ({"seed": 10**5000}, "seed"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
     ],
 )
 def test_bad_values_are_refused_where_they_are_made(keys: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**keys)
     assert caught.value.field == f"sampling.{field}"
+    assert field in str(caught.value)
 
 
 def test_stop_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
