@@ -7,6 +7,6 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 (done), 1 (the answer is no), 2 (bad input) or 3 (our bug)."""
-    from kvcore.cli.main import run_main
+    from kvcore.cli.dispatch import run_main
 
     return run_main(argv)

@@ -284,7 +284,7 @@ def test_a_terminal_without_unicode_gets_the_answer_all_the_same(monkeypatch, as
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     found = Result({"text": "\u00e9\u2603\U0001f600"}, "\u00e9\u2603", DONE)
-    monkeypatch.setattr(import_module("kvcore.cli.main"), "_job", lambda *_: found)
+    monkeypatch.setattr(import_module("kvcore.cli.dispatch"), "_job", lambda *_: found)
     assert main(["plan", *(["output=json"] if as_json else [])]) == DONE
     out.seek(0)
     text = out.read()
@@ -302,7 +302,7 @@ def test_a_full_disk_is_no_bug_of_ours(monkeypatch, capsys):
         def write(self, text):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(import_module("kvcore.cli.main"), "_job", lambda *_: Result({}, "text", DONE))
+    monkeypatch.setattr(import_module("kvcore.cli.dispatch"), "_job", lambda *_: Result({}, "text", DONE))
     monkeypatch.setattr(sys, "stdout", Full())
     assert main(["plan"]) == BAD_INPUT
     assert "cannot be written: No space left" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 from support.tutorial import BLOCK, Command, matches, parse
 
-# Imported before any test runs a command: that loads the module of the same name over the function.
 from kvcore.cli import main
 
 
