@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvcore.engine.settings import CacheSettings, EngineSettings
 from kvcore.errors import BackendUnsupportedError, CapacityError, ConfigError, NotBuiltError
 from kvcore.manage.eviction import EvictionPolicy
@@ -70,8 +72,13 @@ def prepare_plan(
     else:
         budget = Budget(default_cache_bytes(settings) if memory_bytes is None else memory_bytes)
     limits = Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs)
+    # A window that no sequence can outgrow is full attention: one table with the full layers, and no step reserve.
+    owned = {
+        cache: replace(spec, retention=spec.retention.within(limits.max_model_len))
+        for cache, spec in settings.facts.owned.items()
+    }
     result = plan(
-        settings.facts.owned,
+        owned,
         selection.offers,
         budget,
         limits,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcore.plan.config import KVCacheGroupSpec
+from kvcore.spec.retention import Encoder
 
 if TYPE_CHECKING:
     from kvcore.plan.planner import Plan
@@ -95,8 +96,11 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
 
 
 def bytes_per_token(plan: Plan) -> int:
-    """Bytes that one token adds in all caches while all keep it; states and padding not counted."""
-    return sum(spec.content.bytes_per_token for spec in plan.caches.values())
+    """Bytes that one decoded token adds in all caches while all keep it.
+
+    States, padding, and the caches of an encoder's tokens (written once, whatever is decoded) are not counted.
+    """
+    return sum(s.content.bytes_per_token for s in plan.caches.values() if not isinstance(s.retention, Encoder))
 
 
 def text(plan: Plan) -> str:

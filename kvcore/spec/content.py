@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kvcore.errors import SpecError
-from kvcore.spec.dtypes import dtype, nbytes, positive
+from kvcore.spec.dtypes import ceil_div, dtype, nbytes, positive
 
 Granularity = Literal["tensor", "head", "token_head"]
 
@@ -169,6 +169,27 @@ class Latent(Content):
     def fields(self) -> tuple[LogicalField, ...]:
         """The single field ``latent``."""
         return (LogicalField("latent", (("dim", self.rank + self.rope_dim),), self.dtype),)
+
+
+@dataclass(frozen=True)
+class IndexKeys(Content):
+    """The key by which a sparse indexer scores a token: `dim` elements in fp8, and a float32 scale for each 128.
+
+    As engines store it whatever the dtype of the cache (vLLM's `DeepseekV32IndexerCache`, FlashMLA): 132 bytes at the
+    128 elements of DeepSeek-V3.2.
+    """
+
+    kind: ClassVar[str] = "index_keys"
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        positive("index_head_dim", self.dim)
+
+    def fields(self) -> tuple[LogicalField, ...]:
+        """``k`` and ``k_scale``."""
+        scales = LogicalField("k_scale", (("part", ceil_div(self.dim, 128)),), "float32")
+        return (LogicalField("k", (("dim", self.dim),), "fp8_e4m3"), scales)
 
 
 @dataclass(frozen=True)

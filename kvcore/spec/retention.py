@@ -54,6 +54,10 @@ class Retention(ABC):
         """
         return None
 
+    def within(self, longest: int) -> Retention:
+        """What this is for sequences of at most `longest` tokens: `Full` where no query drops a token."""
+        return Full() if self.first_needed(longest - 1) == 0 else self
+
     @abstractmethod
     def first_needed(self, position: int) -> int:
         """The first token that a query at `position`, or any later one, may read."""
@@ -91,6 +95,10 @@ def _first_costs(live: int, block_size: int) -> tuple[int, ...]:
 
 class _FromZero(Retention):
     """Shared by retentions that never drop a token."""
+
+    def within(self, longest: int) -> Retention:
+        """The same at any length."""
+        return self
 
     def first_needed(self, position: int) -> int:
         """Token 0."""
@@ -218,6 +226,10 @@ class Latest(Retention):
 
     def __post_init__(self) -> None:
         positive("count", self.count)
+
+    def within(self, longest: int) -> Retention:
+        """The same at any length."""
+        return self
 
     def first_needed(self, position: int) -> int:
         """States are not addressed by token."""

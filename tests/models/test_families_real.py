@@ -91,7 +91,8 @@ def test_sparse_indexers_own_keys():
     found = facts(real("deepseek-ai--DeepSeek-V3.2"))
     indexers = [c for c in found.caches if c.cache_id.role == "indexer"]
     assert len(indexers) == 61
-    assert all(c.spec.content.bytes_per_token == 128 * 2 and c.query is None for c in indexers)
+    # What engines store: 128 elements in fp8 and one float32 scale.
+    assert all(c.spec.content.bytes_per_token == 132 and c.query is None for c in indexers)
     listed = real("zai-org--GLM-5.2")["indexer_types"]
     glm = facts(real("zai-org--GLM-5.2"))
     assert [c.cache_id.layer for c in glm.caches if c.cache_id.role == "indexer"] == [

@@ -14,7 +14,7 @@ from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFact
 from kvcore.models.nesting import TEXT_PARTS
 from kvcore.models.rope import longest_sequence, rope_settings, rope_type
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
-from kvcore.spec.content import Content, KVHeads, Latent, Quant, State
+from kvcore.spec.content import Content, IndexKeys, KVHeads, Latent, Quant, State
 from kvcore.spec.dtypes import DTYPES
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
@@ -66,7 +66,7 @@ class LatentHeads:
     Attributes:
         rank, rope_dim: What one token stores.
         scale: Softmax scale.
-        num_heads: Query heads; 0 for an indexer, whose scores are no attention of ours.
+        num_heads: Query heads.
         role: Role of the cache within the layer.
     """
 
@@ -78,6 +78,14 @@ class LatentHeads:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """A sparse indexer, whose scores are no attention of ours: the dimension of its keys."""
+
+    dim: int
+    role: str = "indexer"
+
+
+@dataclass(frozen=True)
 class Recurrent:
     """Recurrent state: name, shape and element type of each tensor; None is the model's type."""
 
@@ -85,7 +93,7 @@ class Recurrent:
     role: str = "state"
 
 
-Part = Heads | LatentHeads | Recurrent
+Part = Heads | LatentHeads | Indexer | Recurrent
 
 
 class FamilyAdapter(ModelAdapter):
@@ -240,6 +248,8 @@ def cache_facts(cache_id: CacheId, part: Part, dtype: str, choice: CacheChoice) 
         names, shapes, types = zip(*part.tensors, strict=True)
         state = State(names, shapes, tuple(t or dtype for t in types))
         return CacheFacts(cache_id, KVCacheSpec(state, Latest()), None)
+    if isinstance(part, Indexer):
+        return CacheFacts(cache_id, KVCacheSpec(IndexKeys(part.dim), Full()), None)
     if isinstance(part, LatentHeads):
         return _latent_facts(cache_id, part, dtype, choice)
     cached, quant = cache_dtype(part.retention.kind, dtype, choice)
@@ -274,8 +284,6 @@ def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: Cach
             allowed="fp8 with tensor scales",
         )
     spec = KVCacheSpec(Latent(part.rank, part.rope_dim, cached), Full())
-    if part.num_heads == 0:
-        return CacheFacts(cache_id, spec, None)
     query = AttentionQuery(
         content="latent",
         dtype=dtype,

@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
-from kvcore.models.families.base import FamilyAdapter, Heads, LatentHeads, Part
+from kvcore.models.families.base import FamilyAdapter, Heads, Indexer, LatentHeads, Part
 from kvcore.models.rope import rope_settings, rope_type
 
 
@@ -60,7 +60,7 @@ class SparseLatent(LatentAttention):
         yield from super().layer(fields, index, cache)
         kinds = fields.once("indexers", lambda: indexer_types(fields))
         if kinds is None or kinds[index] == "full":
-            yield LatentHeads(0, fields.integer("index_head_dim", 128), 0, role="indexer")
+            yield Indexer(fields.integer("index_head_dim", 128))
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """The indexer's choice is no mask of ours."""
