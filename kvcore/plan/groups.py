@@ -89,16 +89,23 @@ def classes(caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, Layo
 
 
 def choose(members: Sequence[CacheClass], block_size: int | None, placement: Placement) -> tuple[ChosenClass, ...]:
-    """Settle layouts, kernel block sizes and the common block size of all classes.
+    """Settle layouts, kernel block sizes and block sizes of all classes.
 
     Args:
         members: The classes.
-        block_size: As asked, or None for the smallest multiple of 16 that every class takes.
+        block_size: As asked; None takes the smallest multiple of 16 that every class takes, and under `slots`
+            multiples of it for classes of small pages: a block costs every class the bytes of the largest page.
         placement: ``slots`` or ``packed``; packed takes block-first layouts only.
 
     Raises:
         LayoutError: No combination exists; names the layouts or the block size at fault.
     """
+    if block_size is None and placement == "slots":
+        return _with_like_pages(_choose(members, None, placement), placement)
+    return _choose(members, block_size, placement)
+
+
+def _choose(members: Sequence[CacheClass], block_size: int | None, placement: Placement) -> tuple[ChosenClass, ...]:
     sizes = [block_size] if block_size else range(BLOCK_STEP, LARGEST_AUTO_BLOCK + 1, BLOCK_STEP)
     refusal: LayoutError | None = None
     for size in sizes:
@@ -113,6 +120,27 @@ def choose(members: Sequence[CacheClass], block_size: int | None, placement: Pla
     if refusal is not None:
         raise refusal
     raise _no_block_size(members, block_size)
+
+
+def _with_like_pages(combination: tuple[ChosenClass, ...], placement: Placement) -> tuple[ChosenClass, ...]:
+    """The same with as many tokens in a small page as its kernels take and the largest page has room for."""
+    largest = max(c.page_bytes for c in combination)
+    wider = tuple(_widest(c, largest) for c in combination)
+    return combination if _conflict(wider, placement) else wider
+
+
+def _widest(chosen: ChosenClass, largest: int) -> ChosenClass:
+    if chosen.members.spec.content.per_request:
+        return chosen
+    (kernels,) = [o.kernel_blocks for o in chosen.members.options if o.layout == chosen.layout.layout]
+    for times in range(min(largest // chosen.page_bytes, LARGEST_AUTO_BLOCK // chosen.block_size), 1, -1):
+        size = chosen.block_size * times
+        kernel = kernels.fit(size)
+        if kernel is not None:
+            wider = ChosenClass(chosen.members, chosen.layout.layout.at(kernel), size)
+            if wider.page_bytes <= largest:
+                return wider
+    return chosen
 
 
 def _fitting(members: CacheClass, block_size: int) -> Iterator[ChosenClass]:

@@ -106,7 +106,8 @@ def plan(
         budget: Size of the arena.
         limits: Longest sequence, step budget.
         placement: ``auto`` (slots), ``slots`` or ``packed``.
-        block_size: Tokens of a block, or None for the smallest multiple of 16 that all take.
+        block_size: Tokens of a block; None takes the smallest multiple of 16 that all take, and more for the groups
+            of small pages.
         shared: Caches without bytes, and whose they read.
 
     Returns:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,10 +15,10 @@ from plan_models import Model, limits, models, spec
 from kvcore.errors import CapacityError
 from kvcore.plan.capacity import LONGEST, Capacity, Limits
 from kvcore.plan.config import KVCacheGroupSpec
-from kvcore.plan.planner import Budget, Plan
-from kvcore.spec.cache_spec import CacheId
-from kvcore.spec.content import KVHeads
-from kvcore.spec.retention import Chunk, Full, Retention, Window
+from kvcore.plan.planner import Budget, Plan, plan
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.content import IndexKeys, KVHeads
+from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
 units = st.integers(1, 80)
 
@@ -170,3 +172,45 @@ def test_a_budget_of_one_request_would_not_do() -> None:
     less = model.plan(Budget(num_blocks=64 * 3), limits)
     assert less.capacity.simultaneous(4096) == 63
     assert Capacity(plan.configs[0], limits).reserve(1) == [1 + 63 // 16]
+
+
+@given(
+    st.sampled_from([Window, Chunk]),
+    st.integers(1, 700),
+    st.integers(0, 40),
+    st.integers(1, 64),
+    st.integers(1, 300),
+    st.integers(2, 200),
+)
+def test_a_window_that_no_sequence_can_outgrow_is_full_attention(
+    kind: Any, longest: int, more: int, batched: int, seqs: int, blocks: int
+) -> None:
+    content = KVHeads(2, 8)
+    limits = Limits(longest, batched, seqs)
+    plain = {CacheId(i): KVCacheSpec(content, Full()) for i in range(4)}
+    mixed = plain | {CacheId(i): KVCacheSpec(content, kind(longest + more)) for i in (1, 3)}
+    bounded = {c: replace(s, retention=s.retention.within(longest)) for c, s in mixed.items()}
+    assert bounded == plain
+    # One token more than the window, and some query drops a token: then it is itself.
+    shorter = KVCacheSpec(content, kind(longest))
+    assert shorter.retention.within(longest + 1) == shorter.retention
+    assert plan(bounded, {}, Budget(num_blocks=blocks), limits).as_dict() == (
+        plan(plain, {}, Budget(num_blocks=blocks), limits).as_dict()
+    )
+
+
+def test_states_and_an_encoders_tokens_stay_what_they_are() -> None:
+    for retention in (Latest(), Encoder(100), Full()):
+        assert retention.within(5) is retention
+
+
+def test_bytes_per_token_are_what_a_decoded_token_adds() -> None:
+    caches = {
+        CacheId(0): KVCacheSpec(KVHeads(2, 8, dtype="float16"), Full()),
+        CacheId(0, "cross"): KVCacheSpec(KVHeads(4, 8, dtype="float16"), Encoder(100)),
+        CacheId(1, "indexer"): KVCacheSpec(IndexKeys(128), Full()),
+        CacheId(2, "indexer"): KVCacheSpec(IndexKeys(192), Full()),
+    }
+    made = plan(caches, {}, Budget(num_blocks=40), Limits(64))
+    # Keys and values of 2 heads of 8 in 2 bytes; 128 and 192 bytes with a float32 scale for each 128.
+    assert made.as_dict()["bytes_per_token"] == 2 * 2 * 8 * 2 + (128 + 4) + (192 + 8)
