@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from kvcore.errors import LayoutError
 from kvcore.plan.config import Placement
@@ -82,8 +81,9 @@ def classes(caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, Layo
     found: dict[tuple[KVCacheSpec, LayoutOffer], list[CacheId]] = {}
     for cache, spec in caches.items():
         offer = offers.get(cache, LayoutOffer())
-        for option in offer.options:
-            option.layout.check(spec.content)
+        if (spec, offer) not in found:
+            for option in offer.options:
+                option.layout.check(spec.content)
         found.setdefault((spec, offer), []).append(cache)
     return tuple(CacheClass(spec, offer, tuple(ids)) for (spec, offer), ids in found.items())
 
@@ -112,11 +112,10 @@ def _choose(members: Sequence[CacheClass], block_size: int | None, placement: Pl
         per_class = [list(_fitting(c, size)) for c in members]
         if not all(per_class):
             continue
-        for combination in _by_preference(per_class):
-            problem = _conflict(combination, placement)
-            if problem is None:
-                return tuple(combination)
-            refusal = refusal or problem
+        problem = _conflict([options[0] for options in per_class], placement)
+        for combination in _without_conflict(per_class, placement):
+            return combination
+        refusal = refusal or problem
     if refusal is not None:
         raise refusal
     raise _no_block_size(members, block_size)
@@ -153,10 +152,32 @@ def _fitting(members: CacheClass, block_size: int) -> Iterator[ChosenClass]:
             yield ChosenClass(members, option.layout.at(kernel), block_size)
 
 
-def _by_preference(per_class: Sequence[Sequence[ChosenClass]]) -> list[tuple[ChosenClass, ...]]:
-    ranked = product(*(range(len(options)) for options in per_class))
-    order = sorted(ranked, key=lambda ranks: (sum(ranks), ranks))
-    return [tuple(options[r] for options, r in zip(per_class, ranks, strict=True)) for ranks in order]
+def _without_conflict(
+    per_class: Sequence[Sequence[ChosenClass]], placement: Placement
+) -> list[tuple[ChosenClass, ...]]:
+    """Combinations that can share bytes, the one of least ranks in sum first; few, however many classes there are.
+
+    Where one exists at all, it is block-first throughout, or field-first throughout with pages of one shape; in each
+    case every class takes its first option of that form.
+    """
+    forms: dict[object, None] = {"block_first": None}
+    forms |= dict.fromkeys(_shape(c) for c in per_class[0] if c.layout.field_first)
+    found = []
+    for form in forms:
+        ranks = [
+            next((r for r, c in enumerate(options) if ("block_first", _shape(c))[c.layout.field_first] == form), None)
+            for options in per_class
+        ]
+        known = [r for r in ranks if r is not None]
+        combination = tuple(options[r] for options, r in zip(per_class, known, strict=False))
+        if len(known) == len(ranks) and _conflict(combination, placement) is None:
+            found.append((sum(known), known, combination))
+    return [combination for *_, combination in sorted(found, key=lambda f: f[:2])]
+
+
+def _shape(chosen: ChosenClass) -> tuple[int, int]:
+    """Runs and page bytes: field-first layouts share bytes only where both are equal."""
+    return len(chosen.layout.places), chosen.page_bytes
 
 
 def _conflict(combination: Sequence[ChosenClass], placement: Placement) -> LayoutError | None:
@@ -180,8 +201,7 @@ def _conflict(combination: Sequence[ChosenClass], placement: Placement) -> Layou
             allowed="all field-first with equal page bytes, or all block-first",
             remedy="ask for a block-first layout, for example backends.torch.layout=hnd",
         )
-    shapes = {(len(c.layout.places), c.page_bytes) for c in combination}
-    if len(shapes) > 1:
+    if len({_shape(c) for c in combination}) > 1:
         pages = {str(c.members): c.page_bytes for c in combination}
         return LayoutError(
             "field-first layouts share a tensor only where their pages have equal bytes",

@@ -8,7 +8,8 @@ A block id belongs to one group at a time.              A large page belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import lcm
@@ -73,10 +74,12 @@ class SlotsPlacement:
 
 def slots(chosen: Sequence[ChosenClass]) -> SlotsPlacement:
     """The group width of least cost: bytes at a reference length, plus the overhead of each group."""
-    widest = max(len(c.members.cache_ids) for c in chosen)
-    candidates = [_slots_of_width(chosen, width) for width in range(1, widest + 1)]
+    # Only where some class falls into another number of groups does a width make a difference.
+    lengths = {len(c.members.cache_ids) for c in chosen}
+    widths = sorted({ceil_div(n, parts) for n in lengths for parts in range(1, n + 1)})
+    cost = _SlotsCost(chosen)
     # Ties go to the wider groups: fewer tables.
-    return min(reversed(candidates), key=_slots_cost)
+    return _slots_of_width(chosen, min(reversed(widths), key=cost.of_width))
 
 
 def _slots_of_width(chosen: Sequence[ChosenClass], width: int) -> SlotsPlacement:
@@ -86,19 +89,58 @@ def _slots_of_width(chosen: Sequence[ChosenClass], width: int) -> SlotsPlacement
         parts = ceil_div(len(ids), width)
         bounds = [i * len(ids) // parts for i in range(parts + 1)]
         groups += [GroupPlace(c, ids[a:b]) for a, b in pairwise(bounds)]
-    unit = lcm(*(c.stride_unit for c in chosen))
-    tensors = max(len(g.cache_ids) for g in groups)
-    strides = tuple(
-        round_up(max(g.chosen.page_bytes for g in groups if i < len(g.cache_ids)), unit) for i in range(tensors)
-    )
-    return SlotsPlacement(tuple(groups), strides)
+    pages = [(len(g.cache_ids), g.chosen.page_bytes) for g in groups]
+    strides = [s for count, s in _strides(pages, _stride_unit(chosen)) for _ in range(count)]
+    return SlotsPlacement(tuple(groups), tuple(strides))
 
 
-def _slots_cost(placement: SlotsPlacement) -> float:
-    blocks = sum(
-        g.chosen.members.spec.retention.resident_blocks(REFERENCE_TOKENS, g.chosen.block_size) for g in placement.groups
-    )
-    return blocks * placement.bytes_per_block * (1 + GROUP_OVERHEAD * (len(placement.groups) - 1))
+def _stride_unit(chosen: Sequence[ChosenClass]) -> int:
+    return lcm(*(c.stride_unit for c in chosen))
+
+
+def _strides(groups: Iterable[tuple[int, int]], unit: int) -> list[tuple[int, int]]:
+    """(how many tensors, their stride), in order: tensor i is as wide as the largest page of a group that reaches it.
+
+    Args:
+        groups: Layers and page bytes of each group.
+        unit: Strides are multiples of this.
+    """
+    largest: dict[int, int] = {}
+    for length, page in groups:
+        largest[length] = max(page, largest.get(length, 0))
+    runs, page = [], 0
+    lengths = sorted(largest, reverse=True)
+    for length, shorter in zip(lengths, [*lengths[1:], 0], strict=True):
+        page = max(page, largest[length])
+        runs.append((length - shorter, round_up(page, unit)))
+    return runs[::-1]
+
+
+class _SlotsCost:
+    """What a group width costs, without making the groups: classes that count alike are counted together."""
+
+    def __init__(self, chosen: Sequence[ChosenClass]) -> None:
+        self._unit = _stride_unit(chosen)
+        self._classes = Counter(
+            (
+                len(c.members.cache_ids),
+                c.page_bytes,
+                c.members.spec.retention.resident_blocks(REFERENCE_TOKENS, c.block_size),
+            )
+            for c in chosen
+        )
+
+    def of_width(self, width: int) -> float:
+        """Bytes of one sequence of the reference length, dearer by each group beyond the first."""
+        blocks = groups = 0
+        pages = []
+        for (length, page, resident), count in self._classes.items():
+            parts = ceil_div(length, width)
+            pages.append((ceil_div(length, parts), page))
+            blocks += count * parts * resident
+            groups += count * parts
+        per_block = sum(count * stride for count, stride in _strides(pages, self._unit))
+        return blocks * per_block * (1 + GROUP_OVERHEAD * (groups - 1))
 
 
 @dataclass(frozen=True)
