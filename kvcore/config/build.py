@@ -13,13 +13,15 @@ from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
 from kvcore.config.priorities import priorities
 from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
+from kvcore.config.stated import as_stated
 from kvcore.config.units import parse_bytes
 from kvcore.engine.planning import check_run, eviction_policy
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
-from kvcore.models.config_json import Fields, read_config
+from kvcore.models.config_json import Fields, config_file, read_config
 from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
+from kvcore.models.stated_cache import HF_SECTION, cache_statement, quantization, read_hf_quant_config
 from kvcore.models.stored_as import stored_as
 from kvcore.models.weights import weight_bytes
 from kvcore.registry.registry import Registry
@@ -78,28 +80,42 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
             got=config.device.preset,
             allowed="auto, cpu or cuda",
         )
-    geometry = dict(model.geometry) if model.path is None else read_config(model.path)
+    geometry = _geometry(model)
     cache = _cache(config.cache)
     eviction_policy(cache, registry)
-    facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=_adapters(registry))
-    facts = stored_as(
-        replace(facts, weight_bytes=_weight_bytes(model, facts, geometry)),
-        content=config.cache.content,
-        retention=config.cache.retention,
-        contents=registry.contents,
-        retentions=registry.retentions,
-    )
-    length, notes = _max_model_len(config, facts, purpose)
-    settings = EngineSettings(
-        facts=facts,
-        model_path=model.path,
-        device=device,
-        cache=cache,
-        backend=BackendChoice(config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()),
-        max_model_len=length,
-        max_num_seqs=config.engine.max_num_seqs,
-        max_num_batched_tokens=config.engine.max_num_batched_tokens,
-    )
+    adapters = _adapters(registry)
+
+    def settings_of(cache: CacheSettings) -> EngineSettings:
+        facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=adapters)
+        facts = stored_as(
+            facts,
+            content=config.cache.content,
+            retention=config.cache.retention,
+            contents=registry.contents,
+            retentions=registry.retentions,
+        )
+        return EngineSettings(
+            facts=facts,
+            model_path=model.path,
+            device=device,
+            cache=cache,
+            backend=BackendChoice(
+                config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()
+            ),
+            max_model_len=_max_model_len(config, facts, purpose),
+            max_num_seqs=config.engine.max_num_seqs,
+            max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        )
+
+    settings = as_stated(settings_of, cache, cache_statement(geometry), registry, purpose)
+    facts = replace(settings.facts, weight_bytes=_weight_bytes(model, settings.facts, geometry))
+    settings = replace(settings, facts=facts)
+    notes = []
+    if settings.max_model_len > facts.max_model_len:
+        notes.append(
+            f"engine.max_model_len={settings.max_model_len} is beyond the model's own limit of {facts.max_model_len}: "
+            "it can be planned, but not run"
+        )
     sampling = config.sampling
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
@@ -182,7 +198,7 @@ def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, An
             path if path.is_dir() else path.parent,
             facts.dtype,
             tied=Fields(geometry).get("tie_word_embeddings") is True,
-            quantized=bool(Fields(geometry).mapping("quantization_config", "compression_config")),
+            quantized=bool(quantization(Fields(geometry))),
         )
     return facts.weight_bytes
 
@@ -191,21 +207,24 @@ def _chat(value: str, model: ModelKeys) -> bool:
     return bool(model.chat) if value == "auto" else value.lower() == "true"
 
 
-def _max_model_len(config: KVCoreConfig, facts: ModelFacts, purpose: Purpose) -> tuple[int, tuple[str, ...]]:
+def _max_model_len(config: KVCoreConfig, facts: ModelFacts, purpose: Purpose) -> int:
     asked = config.engine.max_model_len
-    if asked is None or asked <= facts.max_model_len:
-        return asked or facts.max_model_len, ()
-    if purpose == "run":
+    if asked is not None and asked > facts.max_model_len and purpose == "run":
         raise ConfigError(
             "the model was not made for sequences of this length",
             field="engine.max_model_len",
             got=asked,
             allowed=f"1 to {facts.max_model_len}",
         )
-    return asked, (
-        f"engine.max_model_len={asked} is beyond the model's own limit of {facts.max_model_len}: "
-        "it can be planned, but not run",
-    )
+    return asked or facts.max_model_len
+
+
+def _geometry(model: ModelKeys) -> dict[str, Any]:
+    """The config of the model, and what a quantizer wrote beside it."""
+    if model.path is None:
+        return dict(model.geometry)
+    beside = read_hf_quant_config(config_file(model.path).parent)
+    return {**read_config(model.path), **({HF_SECTION: beside} if beside else {})}
 
 
 def _cache(keys: CacheKeys) -> CacheSettings:

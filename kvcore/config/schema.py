@@ -76,7 +76,7 @@ class CacheKeys:
     block_size: str = key(
         "auto", "tokens of a block; auto: smallest multiple of 16 that all backends take, more where pages are small"
     )
-    dtype: str = key("auto", "element type; auto: the model's", choices=CACHE_DTYPES)
+    dtype: str = key("auto", "element type; auto: as the checkpoint states, else the model's", choices=CACHE_DTYPES)
     dtype_by_kind: DtypeByKind = field(default_factory=DtypeByKind)
     scales: str | None = key(None, "granularity of scales of quantized types", choices=("tensor", "head", "token_head"))
     scale_file: str | None = key(None, "file with tensor or head scales")

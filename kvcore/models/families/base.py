@@ -13,6 +13,7 @@ from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFacts, Refusal
 from kvcore.models.nesting import TEXT_PARTS
 from kvcore.models.rope import longest_sequence, rope_settings, rope_type
+from kvcore.models.stated_cache import quantization
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import Content, IndexKeys, KVHeads, Latent, Quant, State
 from kvcore.spec.dtypes import DTYPES
@@ -329,7 +330,7 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
             "it is multimodal; run serves text-only checkpoints",
             "use a text-only checkpoint of the model",
         )
-    quantized = fields.mapping("quantization_config", "compression_config")
+    quantized = quantization(fields)
     if quantized:
         method = quantized.get("quant_method") or quantized.get("quant_algo") or "unnamed"
         yield Refusal(
