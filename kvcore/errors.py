@@ -5,6 +5,7 @@ The command line prints one line from these and exits with status 2; `as_dict` i
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 
@@ -43,9 +44,9 @@ class KVCoreError(Exception):
             parts.append(f"got: {self.got}")
         if self.allowed is not None:
             allowed = self.allowed
-            listed = isinstance(allowed, list | tuple | set | frozenset)
-            shown = ", ".join(map(str, allowed)) if listed else str(allowed)  # type: ignore[call-overload]
-            parts.append(f"allowed: {shown}")
+            if isinstance(allowed, set | frozenset):
+                allowed = sorted(allowed, key=natural)
+            parts.append(f"allowed: {', '.join(map(str, allowed)) if isinstance(allowed, list | tuple) else allowed}")
         if self.remedy is not None:
             parts.append(f"remedy: {self.remedy}")
         return "; ".join(parts)
@@ -64,13 +65,22 @@ class KVCoreError(Exception):
         }
 
 
+def natural(value: object) -> list[object]:
+    """A key that sorts numbers as numbers, also within names: 64 before 128, ``layer2`` before ``layer10``."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return ["", value, ""]
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]{1,9})", str(value)))]
+
+
 def plain(value: object) -> Any:
     """`value` as JSON types: containers are kept, anything else unknown becomes text."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=natural)
+    if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     return str(value)
 

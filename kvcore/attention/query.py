@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 
-from kvcore.errors import SpecError
+from kvcore.errors import SpecError, natural
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Capabilities:
         """The first fact of `query` outside the table, or None when all are inside."""
         for name, got, allowed in self._facts(query):
             if allowed is not None and got not in allowed:
-                return Unsupported(name, got, sorted(allowed, key=str) or "none")
+                return Unsupported(name, got, sorted(allowed, key=natural) or "none")
         return None
 
     def _facts(self, q: AttentionQuery) -> Iterable[tuple[str, object, Collection[object] | None]]:

@@ -6,6 +6,7 @@ from kvcore.cli.result import Job, Result
 from kvcore.config.build import build
 from kvcore.engine.planning import select
 from kvcore.registry.select import ClassChoice
+from kvcore.spec.cache_spec import shown
 
 
 def execute(job: Job) -> Result:
@@ -25,8 +26,8 @@ def execute(job: Job) -> Result:
 
 
 def _shown(choice: ClassChoice) -> list[str]:
-    ids = [str(c) for c in choice.cache_ids]
-    layers = ids[0] if len(ids) == 1 else f"{ids[0]} .. {ids[-1]} ({len(ids)} layers)"
+    count = len(choice.cache_ids)
+    layers = shown(choice.cache_ids) + (f" ({count} layers)" if count > 1 else "")
     if choice.kind == "state":
         return [f"state {layers}: kept by the core, no attention backend"]
     asked = "" if choice.wanted is None else f", asked for by {choice.key}={choice.wanted}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.plan.explain import size
+from kvcore.spec.cache_spec import shown
 from kvcore.spec.layout import SizedLayout
 
 WIDTH = 72
@@ -81,11 +82,11 @@ def draw(config: KVCacheConfig) -> str:
 
 
 def _draw_group(group: KVCacheGroupSpec) -> list[str]:
-    layout, ids = group.layout, [str(c) for c in group.cache_ids]
+    layout, count = group.layout, len(group.cache_ids)
     kernel = f" = {group.ratio} kernel blocks of {group.kernel_block_size}" if group.ratio > 1 else ""
     unit = "state" if group.spec.content.per_request else f"{group.block_size} tokens{kernel}"
     lines = [
-        f"group {group.index} {group.spec.kind}: {_names(ids)}; "
+        f"group {group.index} {group.spec.kind}: {shown(group.cache_ids)}{f' ({count} layers)' if count > 1 else ''}; "
         f"{group.backend or 'no backend'}, layout {layout.layout.name}, {layout.layout.order}",
         f"  a block is {unit}; ids 0 .. {group.num_blocks - 1}, page of one layer {group.page_bytes} bytes",
     ]
@@ -160,7 +161,3 @@ def _bar(parts: list[tuple[str, int]], total: int) -> str:
     rest = round(WIDTH * (total - sum(n for _, n in parts)) / total)
     bar = "|".join(name.center(width) for (name, _), width in zip(parts, cells, strict=True))
     return f"|{bar}|" + ("." * max(rest, 1) + "|" if total > sum(n for _, n in parts) else "")
-
-
-def _names(ids: list[str]) -> str:
-    return ", ".join(ids) if len(ids) <= 6 else f"{ids[0]}, {ids[1]}, .. {ids[-1]} ({len(ids)} layers)"

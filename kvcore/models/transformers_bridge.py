@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvcore.attention.query import AttentionQuery
-from kvcore.errors import ModelError, UnsupportedModelError
+from kvcore.errors import ModelError, UnsupportedModelError, natural
 from kvcore.models.bridge_checks import check_call
 from kvcore.models.bridge_tuning import PositionTuning, take_over_tuning
 from kvcore.models.config_json import config_file
@@ -278,7 +278,7 @@ def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> tor
             logging.enable_progress_bar()
     for kind in ("missing_keys", "mismatched_keys"):
         if report.get(kind):
-            names = sorted(str(k[0] if isinstance(k, tuple) else k) for k in report[kind])
+            names = sorted((str(k[0] if isinstance(k, tuple) else k) for k in report[kind]), key=natural)
             raise ModelError(
                 f"the weights do not fit {facts.architecture}: {kind.replace('_', ' ')}",
                 field="model.path",

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvcore.errors import ModelError
+from kvcore.errors import ModelError, natural
 from kvcore.spec.dtypes import nbytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -38,10 +38,10 @@ def weight_files(directory: str | Path) -> list[Path]:
             remedy="convert pickled weights with save_pretrained; kvcore loads no pickles",
         )
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()), key=natural)
+        missing = [n for n in names if not (folder / n).is_file()]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{INDEX} is damaged: {error}", field="model.path", got=str(directory)) from error
-    missing = [n for n in names if not (folder / n).is_file()]
     if missing or not names:
         raise ModelError(
             f"{INDEX} names files that are missing", field="model.path", got=missing, allowed="all of its files"

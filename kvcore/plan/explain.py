@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcore.plan.config import KVCacheGroupSpec
+from kvcore.spec.cache_spec import shown
 from kvcore.spec.retention import Encoder
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
         "max_model_len": longest,
         "max_concurrency": capacity.simultaneous(longest),
         "tokens": int(capacity.concurrency(longest) * longest),
-        "simultaneous": {str(n): capacity.simultaneous(n) for n in (lengths or default_lengths(longest))},
+        "simultaneous": {str(n): capacity.simultaneous(n) for n in sorted(lengths or default_lengths(longest))},
         "needed_bytes": plan.needed_bytes,
         "fits": plan.fits,
         "max_model_len_fits": capacity.longest(),
@@ -116,11 +117,10 @@ def text(plan: Plan) -> str:
     ]
     held, peak, kept = capacity.resident(longest), capacity.step_peak(longest), capacity.reserve()
     for group, h, p, k in zip(config.kv_cache_groups, held, peak, kept, strict=True):
-        layers = ", ".join(str(c) for c in group.cache_ids[:4]) + (", ..." if len(group.cache_ids) > 4 else "")
         per = f", {group.blocks_per_large_page} a large page" if packed else ""
         kernel = f" ({group.ratio} kernel blocks of {group.kernel_block_size})" if group.ratio > 1 else ""
         lines.append(
-            f"group {group.index} {group.spec.kind}: {len(group.cache_ids)} layers ({layers}), "
+            f"group {group.index} {group.spec.kind}: {len(group.cache_ids)} layers ({shown(group.cache_ids)}), "
             f"{group.backend or 'no backend: plain layout'} {group.layout.layout.name}, "
             f"block of {group.block_size} tokens{kernel}, page {group.page_bytes} bytes{per}; "
             f"a sequence of {longest} tokens holds {h} blocks, {p} in its largest step; step reserve {k}"

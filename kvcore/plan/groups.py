@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvcore.errors import LayoutError
 from kvcore.plan.config import Placement
-from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec, shown
 from kvcore.spec.layout import KernelBlocks, LayoutOption, SizedLayout, plain_layout
 
 BLOCK_STEP = 16
@@ -48,7 +48,7 @@ class CacheClass:
         return self.offer.options or (plain,)
 
     def __str__(self) -> str:
-        return f"{self.spec.kind} {self.cache_ids[0]}" + (".." if len(self.cache_ids) > 1 else "")
+        return f"{self.spec.kind} {shown(self.cache_ids)}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Every installed backend is asked about every class, and every answer is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from kvcore.registry.candidates import Question, Status, Verdict, judge
 from kvcore.registry.choice import BackendChoice
 from kvcore.registry.priority import rank
 from kvcore.registry.registry import Registry
-from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec, shown
 
 Purpose = Literal["run", "plan"]
 
@@ -210,7 +210,7 @@ def _offer(row: ClassChoice, registry: Registry) -> LayoutOffer:
 
 def _refusal(row: ClassChoice) -> Exception:
     usable = [c.name for c in row.candidates if c.status == "usable"]
-    layers = _shown(row.cache_ids)
+    layers = shown(row.cache_ids)
     if row.wanted is None:
         reasons = {c.name: str(c.verdict.reason) for c in row.candidates}
         return BackendUnsupportedError(
@@ -241,7 +241,3 @@ def _refusal(row: ClassChoice) -> Exception:
         allowed=allowed,
         remedy=remedy,
     )
-
-
-def _shown(cache_ids: Sequence[CacheId]) -> str:
-    return str(cache_ids[0]) if len(cache_ids) == 1 else f"{cache_ids[0]} to {cache_ids[-1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,33 @@ class CacheId(NamedTuple):
 
     def __str__(self) -> str:
         return f"L{self.layer}" if self.role == "self" else f"L{self.layer}.{self.role}"
+
+
+# Pieces of a list of layers that people are shown.
+MOST_PIECES = 6
+
+
+def shown(caches: Sequence[CacheId]) -> str:
+    """Caches in words, as they are: ``L0 to L3, L5``; ``L1, L3, ..., L23``; ``L0, L1, L4, L5 and 12 more``."""
+    pieces: list[str] = []
+    at = 0
+    while at < len(caches):
+        if len(pieces) == MOST_PIECES:
+            return f"{', '.join(pieces)} and {len(caches) - at} more"
+        first = caches[at]
+        step = caches[at + 1].layer - first.layer if at + 1 < len(caches) else 0
+        end = at + 1
+        while step > 0 and end < len(caches) and caches[end] == CacheId(first.layer + (end - at) * step, first.role):
+            end += 1
+        if (end - at <= 3 and step != 1) or end - at < 3:
+            end = at + 1
+            pieces.append(str(first))
+        else:
+            pieces.append(
+                f"{first} to {caches[end - 1]}" if step == 1 else f"{first}, {caches[at + 1]}, ..., {caches[end - 1]}"
+            )
+        at = end
+    return ", ".join(pieces)
 
 
 @dataclass(frozen=True)

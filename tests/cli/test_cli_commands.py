@@ -30,6 +30,27 @@ def call(capsys):
     return run_it
 
 
+def test_every_second_layer_is_shown_as_such_everywhere(call, tmp_path):
+    config = {
+        "model_type": "gemma2",
+        "num_hidden_layers": 24,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "sliding_window": 64,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("device=cpu", "cache.memory=1GiB", f"model.path={tmp_path}")
+    for command in ("plan", "layout", "backends"):
+        _, out, _ = call(command, *asked)
+        assert "L0, L2, ..., L22" in out
+        assert "L1, L3, ..., L23" in out
+    status, _, err = call("plan", *asked, "backend=flash_attn")
+    assert (status, "of L0, L2, ..., L22;" in err) == (2, True)
+
+
 def test_plan_prints_one_json_document_with_every_promised_field(call):
     status, out, err = call("plan", "device=cpu", "cache.memory=1GiB", "plan.lengths=[100,8192]", "output=json")
     plan = json.loads(out)

@@ -141,3 +141,12 @@ def test_a_file_that_cannot_be_read_says_which(tmp_path: Path, content: bytes, s
     (tmp_path / "two.safetensors").mkdir()
     with pytest.raises(ModelError):
         count(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"weight_map": {"a": 5}}', '{"weight_map": []}', '{"weight_map": {"a": null}}', "[]", "{"]
+)
+def test_a_damaged_index_is_a_typed_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / INDEX).write_text(content)
+    with pytest.raises(ModelError, match=INDEX):
+        count(tmp_path)
