@@ -18,10 +18,13 @@ def execute(job: Job) -> Result:
         "model": built.model,
         "device": {"kind": device.kind, "name": device.name, "present": device.present},
         "groups": [c.as_dict() for c in selection.classes],
+        "passed_over": selection.passed_over,
+        "notes": [*built.notes, *selection.notes],
     }
     lines = [f"{built.model} on {device.name or device.kind}"]
     for choice in selection.classes:
         lines += _shown(choice)
+    lines += [f"note: {note}" for note in document["notes"]]
     return Result(document, "\n".join(lines))
 
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from typing import TextIO
 
 from kvcore.cli import help_text
 from kvcore.cli.commands import COMMANDS, Command
@@ -81,7 +82,7 @@ def _command(name: str) -> Command:
             field="COMMAND",
             got=name,
             allowed=[c.name for c in COMMANDS.values() if c.built],
-            remedy="use a later version",
+            remedy="`kvcore plan` says how much fits; `kvcore run prompts=FILE` runs the prompts themselves",
         )
     return command
 
@@ -162,10 +163,9 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _print(text: str) -> None:
-    """To standard output, whatever its encoding lacks spelled out: an answer is not lost to a locale."""
-    encoding = sys.stdout.encoding or "utf-8"
+    """To standard output: an answer is not lost to a locale."""
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding))
+        print(_printable(text, sys.stdout))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -175,10 +175,16 @@ def _print(text: str) -> None:
         ) from error
 
 
+def _printable(text: str, stream: TextIO) -> str:
+    """The text with whatever the stream's encoding lacks spelled out."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def _print_error(error: KVCoreError, as_json: bool) -> None:
     if as_json:
-        print(to_json(error.as_dict()))
-    print(f"kvcore: {_one_line(error)}", file=sys.stderr)
+        _print(to_json(error.as_dict()))
+    print(_printable(f"kvcore: {_one_line(error)}", sys.stderr), file=sys.stderr)
 
 
 def _one_line(error: Exception) -> str:
@@ -188,8 +194,8 @@ def _one_line(error: Exception) -> str:
 def _report_bug(error: Exception, as_json: bool) -> int:
     text = _bug_text(error)
     if as_json:
-        print(to_json(_bug_document(text)))
-    print(text, file=sys.stderr)
+        _print(to_json(_bug_document(text)))
+    print(_printable(text, sys.stderr), file=sys.stderr)
     return BUG
 
 

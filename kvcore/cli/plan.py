@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.build import build
+from kvcore.config.validate import MOST
 from kvcore.engine.planning import prepare_plan
 from kvcore.errors import ConfigError
 
@@ -11,8 +12,8 @@ from kvcore.errors import ConfigError
 def execute(job: Job) -> Result:
     """Plan; status 1 when `max_model_len` does not fit, with the full plan all the same."""
     lengths = job.composed.config.plan.lengths
-    if any(n < 1 for n in lengths):
-        raise ConfigError("a length is not positive", field="plan.lengths", got=lengths, allowed=">= 1 each")
+    if not all(1 <= n <= MOST for n in lengths):
+        raise ConfigError("a length is out of range", field="plan.lengths", got=lengths, allowed=f"1 to {MOST} each")
     built = build(job.composed, job.registry, purpose="plan")
     plan, selection = prepare_plan(built.settings, job.registry, purpose="plan")
     device = built.settings.device
@@ -21,13 +22,14 @@ def execute(job: Job) -> Result:
         "device": {"kind": device.kind, "name": device.name, "present": device.present},
         "dtype": built.settings.facts.dtype,
         **plan.as_dict(lengths),
-        "notes": list(built.notes),
+        "passed_over": selection.passed_over,
+        "notes": [*built.notes, *selection.notes],
     }
     text = [f"{built.model} in {built.settings.facts.dtype} on {device.name or device.kind}", plan.explain()]
     for choice in selection.classes:
         if choice.chosen and not choice.chosen.verdict.installed_here:
             text.append(f"note: {choice.chosen.name} is not usable here yet: {choice.chosen.verdict.missing}")
-    text += [f"note: {note}" for note in built.notes]
+    text += [f"note: {note}" for note in document["notes"]]
     at_once = ", ".join(f"{n}: {count}" for n, count in document["simultaneous"].items())
     text.append(f"whole sequences at once, by length: {at_once}")
     return Result(document, "\n".join(text), DONE if plan.fits else NO)

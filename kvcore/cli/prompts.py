@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from kvcore.config.home import conf_dir
+from kvcore.config.home import conf_dir, user_path
 from kvcore.errors import ConfigError
 
 
@@ -25,7 +24,7 @@ def gather(texts: Sequence[str], file: str | None) -> list[str]:
 
 
 def _from_file(name: str) -> list[str]:
-    path = Path(name).expanduser()
+    path = user_path("prompts", name)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

@@ -54,7 +54,8 @@ def execute(job: Job) -> Result:
         "stats": stats,
         "backends": llm.backends,
         "rungs": _rungs(llm.backends, built.settings, job.registry),
-        "notes": list(built.notes),
+        "passed_over": llm.core.selection.passed_over,
+        "notes": [*built.notes, *llm.core.selection.notes],
     }
     failed = any(o.error is not None for o in outputs)
     return Result(document, _text(built, document), NO if failed else DONE)

@@ -11,10 +11,12 @@ from typing import Any
 from kvcore.attention.spec import DeviceFacts
 from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
+from kvcore.config.home import user_path
 from kvcore.config.priorities import priorities
 from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
 from kvcore.config.stated import as_stated
 from kvcore.config.units import parse_bytes
+from kvcore.config.validate import MOST
 from kvcore.engine.planning import check_run, eviction_policy
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
 from kvcore.errors import ConfigError
@@ -143,11 +145,9 @@ def _model(composed: Composed) -> ModelKeys:
     model = composed.config.model
     if model.path is None:
         return model
-    if not model.path.strip():
-        raise ConfigError("model.path is empty", field="model.path", got=model.path, allowed="a path")
     given = {k.removeprefix("model.").partition(".")[0] for k in composed.given if k.startswith("model.")}
     kept = {f.name: getattr(model, f.name) for f in fields(model) if f.name in given}
-    return ModelKeys(**{**kept, "path": str(Path(model.path).expanduser().absolute())})
+    return ModelKeys(**{**kept, "path": str(user_path("model.path", model.path))})
 
 
 def _check_device_keys(composed: Composed) -> None:
@@ -234,12 +234,12 @@ def _cache(keys: CacheKeys) -> CacheSettings:
             block_size = int(keys.block_size)
         except ValueError:
             block_size = 0
-        if block_size < 1:
+        if not 1 <= block_size <= MOST:
             raise ConfigError(
                 "cache.block_size is not a positive number of tokens",
                 field="cache.block_size",
                 got=keys.block_size,
-                allowed="auto, or a number >= 1",
+                allowed=f"auto, or a number from 1 to {MOST}",
             )
     return CacheSettings(
         block_size=block_size,

@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from kvcore.config.home import conf_dir
 from kvcore.config.hydra_session import hydra_session
@@ -87,7 +87,7 @@ def compose_parsed(parsed: Sequence[Override], overrides: Sequence[str], registr
 
 
 def _typed(error: Exception, parsed: Sequence[Override], registry: Registry) -> ConfigError:
-    """Hydra's exception in our words; the innermost cause tells most."""
+    """Hydra's exception in our words, without the names of its classes; the innermost cause tells most."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -95,11 +95,17 @@ def _typed(error: Exception, parsed: Sequence[Override], registry: Registry) -> 
     field: Any = getattr(cause, "full_key", None)
     if field is None:
         field = next((line[len("full_key: ") :] for line in lines if line.startswith("full_key: ")), None)
+    field = field.partition("[")[0] if field else field  # an element of a list
     mine = next((o for o in parsed if o.key_or_group == field), None)
     expected = next((k.type for k in all_keys(registry) if k.path == field), None)
+    field = field or (parsed[-1].key_or_group if len(parsed) == 1 else None)
+    if isinstance(cause, InterpolationResolutionError):
+        message = "the value refers by ${...} to something that is not there"
+    else:
+        message = f"{field or 'a value'} does not take a value of this type"
     return ConfigError(
-        lines[0] if lines else type(cause).__name__,
-        field=field or (parsed[-1].key_or_group if len(parsed) == 1 else None),
+        message,
+        field=field,
         got=mine.input_line if mine else None,
         allowed=expected,
         remedy="`kvcore COMMAND --help` shows the type of every key",

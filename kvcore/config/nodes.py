@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from kvcore.config.schema import KVCoreConfig
-from kvcore.registry.registry import Registry, told
+from kvcore.registry.registry import Registry
 
 _MADE: WeakKeyDictionary[Registry, DictConfig] = WeakKeyDictionary()
 
@@ -26,17 +26,23 @@ def _root_node(registry: Registry) -> DictConfig:
     A dataclass that OmegaConf cannot take as a node puts its backend out of service, with the reason.
     """
     root = _node(KVCoreConfig)
+    OmegaConf.set_struct(root.model.geometry, False)  # any field that a config.json may have
     for name, spec in sorted(registry.backends.items()):
         try:
             root.backends[name] = _node(spec.Config)
         except Exception as error:
-            registry.refuse(name, f"backend {name}: its Config cannot be a typed node: {told(error)}")
+            registry.refuse(name, f"backend {name}: its Config cannot be a typed node: {_first_line(error)}")
     for name, config in sorted(registry.options.items()):
         try:
             root.plugins[name] = _node(config)
         except Exception as error:
-            registry.refuse_options(name, f"plugins.{name} cannot be a typed node: {told(error)}")
+            registry.refuse_options(name, f"plugins.{name} cannot be a typed node: {_first_line(error)}")
     return root
+
+
+def _first_line(error: Exception) -> str:
+    """What is wrong with a dataclass, without the names of the classes that found it."""
+    return str(error).strip().partition("\n")[0]
 
 
 def _node(config: type[Any]) -> DictConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +18,7 @@ from kvcore.registry.registry import Registry
 GROUPS = ("model", "device")
 # Nodes that may be given whole, as a dictionary.
 FREE = ("model.geometry",)
+_KEY = re.compile(r"\w+([./]\w+)*", re.ASCII)
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -50,17 +52,30 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         try:
             found += OverridesParser.create().parse_overrides([text])
-        except HydraException as error:
-            name, _, value = text.partition("=")
-            quoted = f"'{name}=\"{value}\"'"
-            raise ConfigError(
-                f"the override cannot be parsed: {_first_line(error)}",
-                field=name,
-                got=text,
-                allowed="KEY=VALUE",
-                remedy=f"a value with = , or other signs is quoted, and the shell quotes once more: {quoted}",
-            ) from error
+        except (HydraException, ValueError, RecursionError) as error:  # Python reads no number of 4,300 digits
+            raise _unreadable(text) from error
     return found
+
+
+def _unreadable(text: str) -> ConfigError:
+    """In our words: the parser's name its own classes and states."""
+    name, _, value = text.partition("=")
+    if not _KEY.fullmatch(name):
+        return ConfigError(
+            "the part before = is no key",
+            field=name,
+            got=text,
+            allowed="KEY=VALUE, with letters, digits, _ and . in the key",
+            remedy="`kvcore COMMAND --help` lists all keys",
+        )
+    quoted = value.replace("'", "\\'")
+    return ConfigError(
+        "the value cannot be read: it has signs that mean something else",
+        field=name,
+        got=text,
+        allowed="KEY=VALUE; a value with = , ( [ { $ or quotes in quotes",
+        remedy=f"quote the value, and once more for the shell: \"{name}='{quoted}'\"",
+    )
 
 
 def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
@@ -144,7 +159,3 @@ def _refuse_unknown(name: str, override: Override, known: set[str], registry: Re
 
 def _below(node: str, known: set[str]) -> list[str] | str:
     return sorted(k for k in known if k.startswith(node + ".")) or "the keys of `kvcore COMMAND --help`"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

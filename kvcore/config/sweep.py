@@ -41,7 +41,7 @@ def _values(override: Override) -> list[str]:
         return [f"{name}={value}" for value in values]
     except (HydraException, ValueError, TypeError, NotImplementedError) as error:
         raise ConfigError(
-            f"this sweep has no list of values: {error}",
+            "this sweep has no list of values",
             field=name,
             got=override.input_line,
             allowed="a,b,c or choice(...) or range(...)",

@@ -18,14 +18,16 @@ UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_PATTERN = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
+# More than any machine has, and within what 64 bits address.
+MOST_BYTES = 2**60
 
 
 def parse_bytes(key: str, text: str | int, *, least: int = 0) -> int:
     """Bytes of ``2GiB`` (binary units), ``2GB`` (decimal units) or a plain number.
 
     Raises:
-        ConfigError: Not a size, or below `least`; names `key`.
+        ConfigError: Not a size, below `least` or beyond every machine; names `key`.
     """
     match = _PATTERN.fullmatch(str(text).strip())
     factor = UNITS.get(match[2].upper()) if match else None
@@ -39,6 +41,6 @@ def parse_bytes(key: str, text: str | int, *, least: int = 0) -> int:
     whole, _, part = match[1].partition(".")
     # In integers: 0.1 GiB of a float would lose bytes.
     size = int(whole) * factor + (int(part) * factor // 10 ** len(part) if part else 0)
-    if size < least:
-        raise ConfigError(f"{key} is too small", field=key, got=text, allowed=f">= {least} bytes")
+    if not least <= size <= MOST_BYTES:
+        raise ConfigError(f"{key} is out of range", field=key, got=text, allowed=f"{least} bytes to 1024 PiB")
     return size

@@ -59,6 +59,10 @@ def _values(node: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
             yield path, value, f.metadata
 
 
+# Of whole numbers without a bound of their own: products of several of them stay numbers that can be printed.
+MOST = 2**40
+
+
 def _check(path: str, value: Any, meta: Any) -> None:
     choices, least, most = meta.get("choices"), meta.get("least"), meta.get("most")
     if value is None:
@@ -67,6 +71,8 @@ def _check(path: str, value: Any, meta: Any) -> None:
     shown = value.lower() if path == "chat" else value
     if choices and shown not in choices:
         raise ConfigError(f"{path} does not take this value", field=path, got=value, allowed=choices)
+    if isinstance(value, int) and not isinstance(value, bool):
+        most = MOST if most is None else most
     too_small = least is not None and not value >= least  # NaN is too small as well
     if too_small or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"{least} to {most}"

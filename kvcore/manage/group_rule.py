@@ -34,6 +34,7 @@ class GroupRule:
                 field=f"kv_cache_groups[{index}].spec.retention",
                 got=type(retention).__name__,
                 allowed=("Full", "Window", "Chunk", "those of plugins"),
+                remedy="run a model without cross-attention and state caches; such models can be planned",
             )
         if isinstance(retention, Window) and retention.keep_first:
             raise NotBuiltError(
@@ -41,6 +42,7 @@ class GroupRule:
                 field=f"kv_cache_groups[{index}].spec.retention.keep_first",
                 got=retention.keep_first,
                 allowed=0,
+                remedy="use a window with keep_first=0",
             )
         self.index = index
         self.block_size = block_size

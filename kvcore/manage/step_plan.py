@@ -113,7 +113,13 @@ def _check_built(ask: Ask) -> None:
     if ask[2:] != (0, 0, False, 0):
         for name in _NOT_BUILT:
             if getattr(ask, name):
-                raise NotBuiltError(f"{name} is not built yet", field=name, got=getattr(ask, name), allowed=0)
+                raise NotBuiltError(
+                    f"{name} is not built yet",
+                    field=name,
+                    got=getattr(ask, name),
+                    allowed=0,
+                    remedy=f"leave {name} out",
+                )
 
 
 def _check_known(ask: Ask, request: RequestState, start: int, end: int) -> None:

@@ -78,8 +78,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         ModelError: Missing, unreadable, not JSON, or not an object.
     """
-    file = config_file(path)
+    file = Path(path)
     try:
+        file = config_file(path)
         if file.stat().st_size > LARGEST_FILE:
             raise ModelError(
                 f"{file.name} is too large for a config",
@@ -89,7 +90,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
             )
         config = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_one_value_each)
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read {file}: {error}", field="model.path", got=str(path)) from error
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ModelError(f"cannot read {file}: {why}", field="model.path", got=str(path)) from error
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, or an integer of thousands of digits
         raise ModelError(
             f"{file.name} is not JSON that can be read: {error}",

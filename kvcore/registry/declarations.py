@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import isabstract, isclass
 
@@ -25,6 +26,9 @@ def backend_problem(declared: object) -> str | None:
     if isabstract(declared):
         missing = ", ".join(sorted(declared.__abstractmethods__))
         return f"backend {name} does not define: {missing}"
+    ranks = declared.priority
+    if not isinstance(ranks, Mapping) or not all(isinstance(rank, int) for rank in ranks.values()):
+        return f"backend {name}: priority is {ranks!r}, allowed: a whole number for each device class"
     if declared.max_offset_bits not in (31, 63):
         return f"backend {name}: max_offset_bits is {declared.max_offset_bits!r}, allowed: 31 or 63"
     problem = options_problem(declared.Config)

@@ -14,14 +14,18 @@ from typing import Any
 import pluggy
 
 from kvcore.attention.spec import BackendSpec
+from kvcore.manage.eviction import BUILT_IN as EVICTION_POLICIES
 from kvcore.registry import declarations
+from kvcore.registry.claims import Claim, settle
 from kvcore.registry.purity import loaded_heavy, static_heavy
 from kvcore.registry.records import PluginRecord, PluginSource, installed_sources
 from kvcore.registry.registry import Registry, option_node, told
 from kvcore.spec.content import KVHeads, Latent, State
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Window
 
-Named = tuple[str, Any, PluginRecord]
+# Names of the core itself: no plugin replaces them.
+CONTENTS = {c.kind: c for c in (KVHeads, Latent, State)}
+RETENTIONS = {r.kind: r for r in (Full, Window, Chunk, Latest, Encoder)}
 
 
 @cache
@@ -31,10 +35,10 @@ def installed() -> Registry:
 
 
 def load(sources: Iterable[PluginSource]) -> Registry:
-    """Load plugins into a new registry, in the order given."""
+    """Load plugins into a new registry: the core's own first, then in the order given."""
     registry = Registry()
     found = _Found()
-    for source in sources:
+    for source in sorted(sources, key=lambda source: not source.built_in):
         record = PluginRecord(source.name, source.distribution, source.version)
         registry.plugins.append(record)
         try:
@@ -57,37 +61,42 @@ class _Found:
     """What all plugins declared, before duplicates are sorted out."""
 
     def __init__(self) -> None:
-        self.backends: list[Named] = []
-        self.tables: dict[str, list[Named]] = {"contents": [], "retentions": [], "eviction_policies": []}
+        self.backends: list[Claim] = []
+        self.adapters: list[Claim] = []
+        self.options: list[Claim] = []
+        self.tables: dict[str, list[Claim]] = {"contents": [], "retentions": [], "eviction_policies": []}
 
     def settle(self, registry: Registry) -> None:
-        """Move what is unique into the registry; a name given twice belongs to nobody."""
-        for name, value, record in _unique(self.backends, "backend", registry.refused):
-            registry.backends[name] = value
-            registry.origins[name] = record
-        # Names of the core itself: no plugin replaces them.
-        registry.contents.update({c.kind: c for c in (KVHeads, Latent, State)})
-        registry.retentions.update({r.kind: r for r in (Full, Window, Chunk, Latest, Encoder)})
-        for table, entries in self.tables.items():
-            target = getattr(registry, table)
-            for name, value, record in _unique(entries, table, {}):
-                if name in target:
-                    record.fail(f"{table} {name} belongs to the core and cannot be replaced")
-                else:
-                    target[name] = value
-
-
-def _unique(entries: Sequence[Named], what: str, refused: dict[str, str]) -> list[Named]:
-    owners: dict[str, list[PluginRecord]] = {}
-    for name, _, record in entries:
-        owners.setdefault(name, []).append(record)
-    for name, records in owners.items():
-        if len(records) > 1:
-            reason = f"{what} {name} is declared twice, by " + " and by ".join(r.origin for r in records)
-            refused[name] = reason
-            for record in {id(r): r for r in records}.values():
-                record.fail(reason)
-    return [entry for entry in entries if len(owners[entry[0]]) == 1]
+        """Move what nobody else may claim into the registry."""
+        # What a built-in would have offered is not known when it fails to load; its own name stays its own.
+        broken = [r.name for r in registry.plugins if r.built_in and r.broken]
+        kept, refused = settle(self.backends, "backend", reserved=broken)
+        registry.backends = {c.name: c.value for c in kept}
+        registry.origins = {c.name: c.record for c in kept}
+        registry.refused = {
+            name: why for name, why in {**registry.refused, **refused}.items() if name not in registry.backends
+        }
+        registry.contents.update(CONTENTS)
+        registry.retentions.update(RETENTIONS)
+        core: dict[str, dict[str, Any]] = {
+            "contents": CONTENTS,
+            "retentions": RETENTIONS,
+            "eviction_policies": EVICTION_POLICIES,
+        }
+        for table, claims in self.tables.items():
+            kept, _ = settle(claims, _SINGULAR[table], reserved=core[table])
+            getattr(registry, table).update({c.name: c.value for c in kept})
+        kept, _ = settle(self.adapters, "model type")
+        for claim in self.adapters:
+            # An adapter that lost one of its types is left out as a whole.
+            if claim.value not in registry.adapter_origins and all(
+                c in kept for c in self.adapters if c.value is claim.value
+            ):
+                registry.model_adapters.append(claim.value)
+                registry.adapter_origins[claim.value] = claim.record
+        kept, _ = settle(self.options, "options node", reserved=broken)
+        for claim in kept:
+            registry.options[claim.name], registry.option_owners[claim.name] = claim.value
 
 
 def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, found: _Found) -> None:
@@ -95,7 +104,7 @@ def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, fo
     plugin = source.load()
     manager = registry.manager
     try:
-        manager.register(plugin, source.name)
+        manager.register(plugin, record.id)
     except (ValueError, pluggy.PluginValidationError) as error:
         raise _Refused(f"its hooks do not fit: {told(error)}") from error
     try:
@@ -112,8 +121,7 @@ def _load_one(source: PluginSource, record: PluginRecord, registry: Registry, fo
             _DECLARING[hook](value, record, registry, found)
     if options is not None:
         node = option_node(source.name)
-        registry.options[node] = options
-        registry.option_owners[node] = plugin
+        found.options.append(Claim(node, (options, plugin), record))
         record.provides.append(f"options plugins.{node}")
     for caller in manager.get_hookcallers(plugin) or ():
         if caller.name in ("kvcore_choose_backend", "kvcore_step_finished"):
@@ -167,7 +175,7 @@ def _take_backend(value: type[BackendSpec], record: PluginRecord, registry: Regi
         registry.refused[name] = f"{problem} (plugin {record.name}, {record.origin})"
         record.fail(problem)
     else:
-        found.backends.append((name, value, record))
+        found.backends.append(Claim(name, value, record))
 
 
 def _take_adapter(value: Any, record: PluginRecord, registry: Registry, found: _Found) -> None:
@@ -175,27 +183,29 @@ def _take_adapter(value: Any, record: PluginRecord, registry: Registry, found: _
     if not isinstance(kinds, tuple) or not callable(getattr(value, "facts", None)):
         record.fail(f"model adapter {value!r} lacks model_types or facts")
         return
-    registry.model_adapters.append(value)
-    registry.adapter_origins[value] = record
+    found.adapters += [Claim(kind, value, record) for kind in kinds]
     record.provides += [f"model {kind}" for kind in kinds]
 
 
-def _take(table: str, attribute: str, what: str) -> Callable[..., None]:
+def _take(table: str, attribute: str) -> Callable[..., None]:
+    what = _SINGULAR[table]
+
     def take(value: Any, record: PluginRecord, registry: Registry, found: _Found) -> None:
         name = getattr(value, attribute, None)
-        if not isinstance(value, type) or not isinstance(name, str):
-            record.fail(f"{what} {value!r} has no {attribute}")
+        if not isinstance(value, type) or not isinstance(name, str) or name in ("", "auto"):
+            record.fail(f"{what} {value!r} has no {attribute} to be chosen by")
             return
-        found.tables[table].append((name, value, record))
+        found.tables[table].append(Claim(name, value, record))
         record.provides.append(f"{what} {name}")
 
     return take
 
 
+_SINGULAR = {"contents": "content", "retentions": "retention", "eviction_policies": "eviction policy"}
 _DECLARING: dict[str, Callable[..., None]] = {
     "kvcore_backends": _take_backend,
-    "kvcore_contents": _take("contents", "kind", "content"),
-    "kvcore_retentions": _take("retentions", "kind", "retention"),
+    "kvcore_contents": _take("contents", "kind"),
+    "kvcore_retentions": _take("retentions", "kind"),
     "kvcore_model_adapters": _take_adapter,
-    "kvcore_eviction_policies": _take("eviction_policies", "name", "eviction policy"),
+    "kvcore_eviction_policies": _take("eviction_policies", "name"),
 }

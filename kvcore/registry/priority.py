@@ -20,16 +20,23 @@ def device_classes(facts: DeviceFacts) -> tuple[str, ...]:
     return (facts.kind,)
 
 
-def rank(spec: type[BackendSpec], facts: DeviceFacts, kind: str, given: Priorities) -> int:
+def rank(spec: type[BackendSpec], facts: DeviceFacts, kind: str, priorities: Priorities) -> int:
     """The rank of a backend for caches of one kind on a device; 0 where nothing says one.
 
-    The narrower class wins, then the entry for the kind of cache, then `given` over the declaration.
+    The narrower class wins, then the entry for the kind of cache, then `priorities` over the declaration.
     """
+    return given(spec.name, facts, kind, priorities, spec.priority) or 0
+
+
+def given(
+    name: str, facts: DeviceFacts, kind: str, priorities: Priorities, declared: Mapping[str, int] | None = None
+) -> int | None:
+    """As `rank`, for a backend that may have no declaration; None where nothing says one."""
     for key in _keys(facts, kind):
-        found = given.get(key, {}).get(spec.name, spec.priority.get(key))
+        found = priorities.get(key, {}).get(name, (declared or {}).get(key))
         if found is not None:
             return found
-    return 0
+    return None
 
 
 def _keys(facts: DeviceFacts, kind: str) -> Iterator[str]:

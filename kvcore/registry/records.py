@@ -25,6 +25,11 @@ class PluginSource:
     version: str
     load: Callable[[], Any]
 
+    @property
+    def built_in(self) -> bool:
+        """Whether it comes with kvcore itself: nobody else may claim its names."""
+        return self.distribution == PROJECT
+
 
 @dataclass
 class PluginRecord:
@@ -43,6 +48,16 @@ class PluginRecord:
     provides: list[str] = field(default_factory=list)
 
     @property
+    def id(self) -> str:
+        """Distribution and entry point: two distributions may call theirs alike."""
+        return f"{self.distribution}/{self.name}"
+
+    @property
+    def built_in(self) -> bool:
+        """As in `PluginSource`."""
+        return self.distribution == PROJECT
+
+    @property
     def origin(self) -> str:
         """The distribution with its version, for messages."""
         return f"{self.distribution} {self.version}"
@@ -53,8 +68,9 @@ class PluginRecord:
         return self.reason is not None
 
     def fail(self, reason: str) -> None:
-        """Note why it is broken; several reasons are kept."""
-        self.reason = reason if self.reason is None else f"{self.reason}; {reason}"
+        """Note why it is broken; several reasons are kept, each once."""
+        if reason not in (self.reason or "").split("; "):
+            self.reason = reason if self.reason is None else f"{self.reason}; {reason}"
 
 
 def installed_sources() -> list[PluginSource]:

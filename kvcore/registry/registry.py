@@ -99,10 +99,7 @@ class Registry:
     def refuse_options(self, node: str, reason: str) -> None:
         """Take the options of a plugin out of service, and mark the plugin as broken."""
         self.options.pop(node, None)
-        self.option_owners.pop(node, None)
-        for record in self.plugins:
-            if option_node(record.name) == node:
-                record.fail(reason)
+        self._record(self.option_owners.pop(node)).fail(reason)
 
     def refuse_adapter(self, adapter: type[Any], reason: str) -> None:
         """Take a model adapter out of service, mark its plugin as broken, and say so once."""
@@ -171,13 +168,14 @@ class Registry:
         return self.manager.subset_hook_caller(hook, others)(**arguments)
 
     def _drop(self, plugin: Any, reason: str) -> None:
-        name = self.manager.get_name(plugin) or "?"
+        record = self._record(plugin)
         self.manager.unregister(plugin)
-        for record in self.plugins:
-            if record.name == name:
-                record.fail(reason)
-                reason = f"plugin {name} ({record.origin}) is left out from now on: {reason}"
-        log.warning("%s", reason)
+        record.fail(reason)
+        log.warning("plugin %s (%s) is left out from now on: %s", record.name, record.origin, reason)
+
+    def _record(self, plugin: Any) -> PluginRecord:
+        name = self.manager.get_name(plugin)
+        return next(record for record in self.plugins if record.id == name)
 
 
 def option_node(plugin: str) -> str:

@@ -16,7 +16,7 @@ from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, plai
 from kvcore.plan.groups import LayoutOffer
 from kvcore.registry.candidates import Question, Status, Verdict, judge
 from kvcore.registry.choice import BackendChoice
-from kvcore.registry.priority import rank
+from kvcore.registry.priority import given, rank
 from kvcore.registry.registry import Registry
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec, shown
 
@@ -52,6 +52,18 @@ class Candidate:
         }
 
 
+class PassedOver(NamedTuple):
+    """A backend that `auto` might have taken, had its plugin been sound.
+
+    Attributes:
+        name: The backend, or the entry point of a plugin that did not get as far as to declare one.
+        reason: What is wrong with it.
+    """
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class ClassChoice:
     """The backends of one class of caches.
@@ -63,6 +75,7 @@ class ClassChoice:
         key: The configuration key that decided.
         wanted: The name asked for, or None for auto.
         planned: Chosen for a plan: what is missing on this machine does not count.
+        passed_over: What `auto` might have taken instead, were it not broken.
     """
 
     kind: str
@@ -71,6 +84,7 @@ class ClassChoice:
     key: str
     wanted: str | None
     planned: bool = False
+    passed_over: tuple[PassedOver, ...] = ()
 
     @property
     def chosen(self) -> Candidate | None:
@@ -83,6 +97,7 @@ class ClassChoice:
             "kind": self.kind,
             "layers": [str(c) for c in self.cache_ids],
             "chosen": self.chosen.name if self.chosen else None,
+            "passed_over": [p._asdict() for p in self.passed_over],
             "candidates": [c.as_dict() for c in self.candidates],
         }
 
@@ -98,6 +113,24 @@ class Selection:
 
     classes: tuple[ClassChoice, ...]
     offers: Mapping[CacheId, LayoutOffer]
+
+    @property
+    def passed_over(self) -> list[dict[str, str | None]]:
+        """What `auto` passed over because it is broken, for machines."""
+        return [
+            {"kind": c.kind, "chosen": c.chosen.name if c.chosen else None, **p._asdict()}
+            for c in self.classes
+            for p in c.passed_over
+        ]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The same for people."""
+        return tuple(
+            f"backend=auto takes {row['chosen'] or 'none'} for the {row['kind']} caches without {row['name']}, "
+            f"which is broken: {row['reason']}"
+            for row in self.passed_over
+        )
 
 
 class _Class(NamedTuple):
@@ -198,7 +231,31 @@ def _choose(members: _Class, question: Question, choice: BackendChoice, registry
         Candidate(name, "unavailable", Verdict.broken(reason, sorted(registry.backends)), 0)
         for name, reason in sorted(registry.refused.items())
     ]
-    return ClassChoice(kind, members.cache_ids, tuple(candidates), key, wanted, question.ignore_unavailable)
+    over = () if wanted is not None else _passed_over(candidates, chosen, kind, question.device, choice, registry)
+    return ClassChoice(kind, members.cache_ids, tuple(candidates), key, wanted, question.ignore_unavailable, over)
+
+
+def _passed_over(
+    candidates: Sequence[Candidate],
+    chosen: str | None,
+    kind: str,
+    device: DeviceFacts,
+    choice: BackendChoice,
+    registry: Registry,
+) -> tuple[PassedOver, ...]:
+    """Broken backends that would go before `chosen`; one whose rank nothing tells might."""
+    best = next((c.priority for c in candidates if c.name == chosen), None)
+    found: dict[str, str] = {}
+    for candidate in candidates:
+        name = candidate.name
+        broken = candidate.verdict.reason is not None and candidate.verdict.reason.field == "plugin"
+        known = given(name, device, kind, choice.priorities) if name in registry.refused else candidate.priority
+        if broken and (best is None or known is None or known > best):
+            found[name] = registry.refused.get(name) or str(candidate.verdict.missing)
+    for record in registry.plugins:
+        if record.broken and not record.provides:
+            found.setdefault(record.name, f"{record.reason} (plugin {record.name}, {record.origin})")
+    return tuple(PassedOver(*item) for item in found.items())
 
 
 def _offer(row: ClassChoice, registry: Registry) -> LayoutOffer:

@@ -109,7 +109,11 @@ def test_unknown_model_type_lists_the_known_and_the_way():
         model_facts({**GOOD, "model_type": "martian"})
     error = raised.value
     assert (error.field, error.got) == ("model_type", "martian")
-    assert {"llama", "gpt_oss", "deepseek_v3"} <= set(error.allowed)
+    assert len(error.allowed) < 100  # no list of every name
+    with pytest.raises(ModelError) as raised:
+        model_facts({**GOOD, "model_type": "qwen33"})
+    assert raised.value.allowed[0].startswith("qwen3")
+    assert 1 <= len(raised.value.allowed) <= 5
     assert "kvcore_model_adapters" in error.remedy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,15 +78,20 @@ def model_facts(
     for kind in (name, *fields.types):
         if kind in UNPLANNED:
             raise ModelError(
-                f"{kind} cannot be planned: {UNPLANNED[kind]}", field="model_type", got=kind, allowed=sorted(table)
+                f"{kind} cannot be planned: {UNPLANNED[kind]}",
+                field="model_type",
+                got=kind,
+                allowed="a model whose caches can be described",
+                remedy="plan another model; a plugin's ModelAdapter cannot describe them either",
             )
     # The text part is read by its own type or not at all: an outer type says nothing on it.
     if name not in table:
+        near = difflib.get_close_matches(name, table, n=5, cutoff=0.6)
         raise ModelError(
-            f"no adapter knows the model type {name}",
+            f"no adapter knows the model type {name}" + (f"; near: {', '.join(near)}" if near else ""),
             field="model_type",
             got=name,
-            allowed=sorted(table),
+            allowed=near or f"one of {len(table)} model types (docs: Models)",
             remedy="offer a ModelAdapter for it by the plugin hook kvcore_model_adapters",
         )
     return table[name]().facts(config, dtype=dtype, cache=cache or CacheChoice())
