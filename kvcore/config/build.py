@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from kvcore.errors import ConfigError
 from kvcore.models.config_json import Fields, config_file, read_config
 from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
+from kvcore.models.gguf import Progress
 from kvcore.models.stated_cache import HF_SECTION, cache_statement, quantization, read_hf_quant_config
 from kvcore.models.stored_as import stored_as
 from kvcore.models.weights import weight_bytes
@@ -51,8 +52,6 @@ class Built:
     model: str
     notes: tuple[str, ...]
 
-
-Progress = Callable[[str, float], None]
 
 # Presets that are no description: the machine is asked.
 MEASURED = ("auto", "cpu", "cuda")

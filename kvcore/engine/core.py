@@ -23,7 +23,7 @@ from kvcore.worker.model_runner import LogitsSink
 from kvcore.worker.settings import WorkerSettings
 from kvcore.worker.worker import Worker
 
-Progress = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class EngineCore:
         registry: Registry,
         *,
         eos_token_ids: Sequence[int] = (),
-        progress: Progress | None = None,
+        progress: Announce | None = None,
         logits_sink: LogitsSink | None = None,
     ) -> None:
         say = progress or (lambda _: None)

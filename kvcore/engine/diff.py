@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 
-from kvcore.engine.core import Progress
+from kvcore.engine.core import Announce
 from kvcore.engine.llm import LLM
 from kvcore.engine.planning import prepare_plan
 from kvcore.engine.settings import EngineSettings, SamplingParams
@@ -26,7 +26,7 @@ def diff_model(
     sampling: SamplingParams,
     *,
     chat: bool = False,
-    progress: Progress | None = None,
+    progress: Announce | None = None,
 ) -> Parting:
     """Answer prompts with the first backend, and put every layer of every step through the second as well.
 

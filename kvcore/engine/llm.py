@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvcore.engine.core import EngineCore, Progress
+from kvcore.engine.core import Announce, EngineCore
 from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
@@ -81,7 +81,7 @@ class LLM:
         self,
         settings: EngineSettings,
         registry: Registry,
-        progress: Progress | None = None,
+        progress: Announce | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         if settings.model_path is None:

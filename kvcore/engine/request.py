@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 DERIVED = "\0"  # begins the names that the engine makes: of further samples, and of the prompts of `LLM`
 
 
-class Status(Enum):
+class RequestStatus(Enum):
     """Where a request stands."""
 
     WAITING = "waiting"
@@ -60,7 +60,7 @@ class Request:
     num_computed: int = 0
     num_cached_tokens: int | None = None
     unforked: int = 0
-    status: Status = Status.WAITING
+    status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     eos_token_ids: frozenset[int] = frozenset()
     end_ids: frozenset[int] = frozenset()

@@ -14,10 +14,10 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvcore.engine.request import FinishReason, Request, Status
+from kvcore.engine.request import FinishReason, Request, RequestStatus
 from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteError, RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 from kvcore.worker.messages import ScheduledRow, SchedulerOutput, StepResult
 
 
@@ -91,7 +91,7 @@ class Scheduler:
         # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
         salt = f"{self.salt}\0{request.key}" if request.keep_logits else self.salt
         self.manager.begin(request.key, request.tokens, salt=salt)
-        request.status = Status.WAITING
+        request.status = RequestStatus.WAITING
         request.num_computed = 0
         insort(self.waiting, request, key=lambda r: r.arrival)
 
@@ -118,7 +118,7 @@ class Scheduler:
                 queue.remove(request)
         # What is not finite is wrong for everybody: nobody may find it again by its prefix.
         self._release(request, forget=isinstance(error, NotFiniteError))
-        request.status, request.finish_reason, request.error = Status.FINISHED, reason, error
+        request.status, request.finish_reason, request.error = RequestStatus.FINISHED, reason, error
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
         self.manager.free([request.key], forget=forget)
@@ -175,7 +175,7 @@ class Scheduler:
             self.stats.prompt_tokens += len(request.prompt_ids)
             self.stats.cached_tokens += request.num_cached_tokens
 
-    def _ask_for_running(self) -> tuple[list[Ask], bool]:
+    def _ask_for_running(self) -> tuple[list[ScheduledRequest], bool]:
         """Asks for the running requests, oldest first; preempts the youngest until they fit."""
         preempted = False
         while True:
@@ -183,7 +183,7 @@ class Scheduler:
             for request in self.running:
                 count = min(len(request.tokens) - request.num_computed, budget)
                 if count > 0:
-                    asks.append(Ask(request.key, count))
+                    asks.append(ScheduledRequest(request.key, count))
                     budget -= count
             short = self.manager.blocks_short(asks) if asks else 0
             if not short:
@@ -208,9 +208,9 @@ class Scheduler:
         self._queue(request)
         self.stats.preemptions += 1
 
-    def _admit(self, asks: list[Ask]) -> list[Ask]:
+    def _admit(self, asks: list[ScheduledRequest]) -> list[ScheduledRequest]:
         """Asks for waiting requests in order of arrival, as far as tokens, rows and blocks go."""
-        admitted: list[Ask] = []
+        admitted: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens - sum(a.num_scheduled for a in asks)
         width = sum(r.width for r in self.running)
         for request in list(self.waiting):
@@ -220,7 +220,7 @@ class Scheduler:
                 hit = self.manager.lookup([request.key])[0]
                 if self._is_being_computed(request, hit, [*asks, *admitted]):
                     continue  # for a few steps at most: whoever computes it is running
-                ask = Ask(request.key, min(len(request.tokens) - hit, budget))
+                ask = ScheduledRequest(request.key, min(len(request.tokens) - hit, budget))
                 if self.manager.blocks_short([*asks, *admitted, ask]):
                     break  # nobody overtakes: a large request is not starved by small ones behind it
             except BaseException:
@@ -228,13 +228,13 @@ class Scheduler:
                 raise
             self.waiting.remove(request)
             insort(self.running, request, key=lambda r: r.arrival)
-            request.status = Status.RUNNING
+            request.status = RequestStatus.RUNNING
             admitted.append(ask)
             budget -= ask.num_scheduled
             width += request.width
         return admitted
 
-    def _is_being_computed(self, request: Request, hit: int, asks: Iterable[Ask]) -> bool:
+    def _is_being_computed(self, request: Request, hit: int, asks: Iterable[ScheduledRequest]) -> bool:
         """Whether this step computes, for another request, the block that would lengthen this one's hit."""
         end = hit + self.hit_unit
         if not self.hit_unit or request.keep_logits or end >= len(request.tokens):

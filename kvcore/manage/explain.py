@@ -11,7 +11,7 @@ from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import PrefixCache
 from kvcore.manage.request import RequestState
 
-Reason = Literal[
+MissReason = Literal[
     "none", "disabled", "first", "token", "salt", "adapter", "multimodal", "not_computed", "reset", "window", "evicted"
 ]
 
@@ -33,7 +33,7 @@ class Miss(NamedTuple):
         text: The same for people.
     """
 
-    reason: Reason
+    reason: MissReason
     cached_tokens: int
     possible_tokens: int
     position: int | None

@@ -14,9 +14,9 @@ from kvcore.manage.explain import Explainer, Miss
 from kvcore.manage.group_rule import hash_block_size, rules_of
 from kvcore.manage.integrity import check_rows
 from kvcore.manage.prefix_cache import Hit, PrefixCache
-from kvcore.manage.request import RequestState, Row
-from kvcore.manage.step import Ask, StepAllocation, TableDelta
-from kvcore.manage.step_plan import Part, StepPlan, check_sampled, plan_step
+from kvcore.manage.request import BlockRow, RequestState
+from kvcore.manage.step import ScheduledRequest, StepAllocation, TableDelta
+from kvcore.manage.step_plan import PlannedRequest, StepPlan, check_sampled, plan_step
 from kvcore.plan.config import KVCacheConfig
 
 
@@ -134,11 +134,11 @@ class KVCacheManager:
                 raise RequestError("this request is admitted already", field="request_id", got=request.request_id)
         return [self._find_hit(request).tokens for request in requests]
 
-    def blocks_short(self, asks: Sequence[Ask]) -> int:
+    def blocks_short(self, asks: Sequence[ScheduledRequest]) -> int:
         """0 when `allocate(asks)` would succeed now, else how many free blocks are missing."""
         return self._plan(asks).short_of(self._pool.num_free)
 
-    def allocate(self, asks: Sequence[Ask]) -> StepAllocation:
+    def allocate(self, asks: Sequence[ScheduledRequest]) -> StepAllocation:
         """Give a whole step its blocks, or change nothing.
 
         A request that is not admitted yet is, with the longest prefix that the cache holds now; its
@@ -315,7 +315,7 @@ class KVCacheManager:
         request.hit_memo = (self._version, hit)
         return hit
 
-    def _plan(self, asks: Sequence[Ask]) -> StepPlan:
+    def _plan(self, asks: Sequence[ScheduledRequest]) -> StepPlan:
         return plan_step(asks, self._requests, self._rules, self._pool, self._find_hit)
 
     def _admit(self, request: RequestState, hit: Hit) -> int:
@@ -324,7 +324,7 @@ class KVCacheManager:
         for blocks in hit.blocks:
             self._pool.share(blocks)
         request.rows = [
-            Row(first, blocks, registered=first + len(blocks))
+            BlockRow(first, blocks, registered=first + len(blocks))
             for first, blocks in zip(hit.first_blocks, hit.blocks, strict=True)
         ]
         request.computed = request.committed = hit.tokens
@@ -335,7 +335,7 @@ class KVCacheManager:
 
     def _extend(
         self,
-        part: Part,
+        part: PlannedRequest,
         step: int,
         fresh: Iterable[int],
         copies: list[tuple[int, int, int]],

@@ -13,7 +13,7 @@ from kvcore.manage.step import TableDelta
 _NEVER_SENT = -1
 
 
-class Row:
+class BlockRow:
     """The blocks of one request in one group, by block index (``token // block size``).
 
     ::
@@ -52,9 +52,9 @@ class Row:
         """The ids in the table, from index `first` on."""
         return self.ids[self.first - self.held :]
 
-    def copy(self) -> Row:
+    def copy(self) -> BlockRow:
         """The same blocks for a child, whom the worker does not know yet."""
-        row = Row(self.held, self.ids, self.registered)
+        row = BlockRow(self.held, self.ids, self.registered)
         row.first = self.first
         return row
 
@@ -129,7 +129,7 @@ class RequestState:
         self.items = tuple(e for e in extras if isinstance(e, Multimodal))
         self.epoch = 0
         self.digests: list[bytes] = []
-        self.rows: list[Row] = []
+        self.rows: list[BlockRow] = []
         self.computed = self.committed = self.in_flight = self.last_step = 0
         self.alive = True
         self.hit_memo: tuple[int, Hit] | None = None

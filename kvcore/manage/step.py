@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Ask(NamedTuple):
+class ScheduledRequest(NamedTuple):
     """One request's part of a step.
 
     Attributes:

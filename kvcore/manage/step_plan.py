@@ -12,12 +12,12 @@ from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import Hit
 from kvcore.manage.request import RequestState
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 
 _NOT_BUILT = ("num_lookahead", "num_external", "delay_caching", "num_encoder")
 
 
-class Part(NamedTuple):
+class PlannedRequest(NamedTuple):
     """One request in the step.
 
     Attributes:
@@ -43,7 +43,7 @@ class StepPlan(NamedTuple):
         revived: Free blocks that hits bring back to life, which no longer can be handed out.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlannedRequest, ...]
     new_blocks: int
     revived: int
 
@@ -53,7 +53,7 @@ class StepPlan(NamedTuple):
 
 
 def plan_step(
-    asks: Sequence[Ask],
+    asks: Sequence[ScheduledRequest],
     requests: Mapping[str, RequestState],
     rules: Sequence[GroupRule],
     pool: BlockPool,
@@ -65,7 +65,7 @@ def plan_step(
         RequestError: A request is unknown, asked for twice, or scheduled beyond its known tokens.
         NotBuiltError: An ask uses a feature that is not built yet.
     """
-    parts: list[Part] = []
+    parts: list[PlannedRequest] = []
     seen: set[str] = set()
     new_blocks = 0
     revived: set[int] = set()
@@ -105,11 +105,11 @@ def plan_step(
                         copied.append(rule.index)
             new_blocks += len(copied)
             copies = tuple(copied)
-        parts.append(Part(request, hit, start, end, copies))
+        parts.append(PlannedRequest(request, hit, start, end, copies))
     return StepPlan(tuple(parts), new_blocks, len(revived))
 
 
-def _check_built(ask: Ask) -> None:
+def _check_built(ask: ScheduledRequest) -> None:
     if ask[2:] != (0, 0, False, 0):
         for name in _NOT_BUILT:
             if getattr(ask, name):
@@ -122,7 +122,7 @@ def _check_built(ask: Ask) -> None:
                 )
 
 
-def _check_known(ask: Ask, request: RequestState, start: int, end: int) -> None:
+def _check_known(ask: ScheduledRequest, request: RequestState, start: int, end: int) -> None:
     # A step in flight may still add one sampled token.
     known = len(request.tokens) + request.in_flight
     if ask.num_scheduled < 1 or end > known:

@@ -130,7 +130,7 @@ def weight_bytes(directory: str | Path, dtype: str, *, tied: bool, quantized: bo
 WIDE = {"F64", "F32", "F16", "BF16"}
 NARROW = {"F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"}
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
-Stored = tuple[Path, Mapping[str, Any]]
+StoredTensor = tuple[Path, Mapping[str, Any]]
 
 
 def _loaded_bytes(entry: Mapping[str, Any], dtype: str, quantized: bool) -> int:
@@ -140,19 +140,19 @@ def _loaded_bytes(entry: Mapping[str, Any], dtype: str, quantized: bool) -> int:
     return int(end) - int(start)
 
 
-def _second_copies(found: Mapping[str, Stored]) -> list[str]:
+def _second_copies(found: Mapping[str, StoredTensor]) -> list[str]:
     """Output weights that equal the embeddings: transformers ties them, and loads only one."""
     heads = [n for n in found if n.endswith("lm_head.weight")]
     return [h for h in heads if any(_same(found[h], found[n]) for n in found if n.endswith(EMBEDDINGS))]
 
 
-def _same(one: Stored, other: Stored) -> bool:
+def _same(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors are equal, by type, shape and a sample of their bytes: all of them may be gigabytes."""
     (_, a), (_, b) = one, other
     return (a["dtype"], a["shape"]) == (b["dtype"], b["shape"]) and _sample(one) == _sample(other)
 
 
-def _sample(stored: Stored, pieces: int = 64, size: int = 1 << 12) -> list[bytes]:
+def _sample(stored: StoredTensor, pieces: int = 64, size: int = 1 << 12) -> list[bytes]:
     file, entry = stored
     start, end = entry["data_offsets"]
     with file.open("rb") as stream:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 from kvcore.plan.capacity import Capacity, Limits
 from kvcore.spec.retention import Chunk, Full, Window
 
@@ -20,7 +20,7 @@ def serve_alone(manager: KVCacheManager, name: str, length: int, step: int) -> N
     while done < length:
         (hit,) = manager.lookup([name]) if not done else (0,)
         scheduled = min(step, prompt - done - hit) if done + hit < prompt else 1
-        given = manager.allocate([Ask(name, scheduled)])
+        given = manager.allocate([ScheduledRequest(name, scheduled)])
         done += hit + scheduled
         manager.commit(given.step, {name: [1]} if done >= prompt else {})
         manager.retire(given.step)
@@ -63,7 +63,7 @@ def test_whole_sequences_at_once_as_planned(config_of):
             for name in rng.sample(list(left), len(left)):
                 scheduled = min(left[name], budget, rng.randint(1, 32))
                 if scheduled:
-                    asks.append(Ask(name, scheduled))
+                    asks.append(ScheduledRequest(name, scheduled))
                     left[name] -= scheduled
                     budget -= scheduled
             given = manager.allocate(asks)

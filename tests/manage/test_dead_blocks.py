@@ -8,7 +8,7 @@ import pytest
 
 from kvcore.errors import OutOfBlocksError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Full, Window
 
 
@@ -34,7 +34,7 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
         left = len(state.tokens) - manager.num_computed(name) - hit
         count = rng.randint(1, left)
         try:
-            step = manager.allocate([Ask(name, count)])
+            step = manager.allocate([ScheduledRequest(name, count)])
         except OutOfBlocksError:
             manager.free([name])
             running.remove(name)
@@ -64,9 +64,9 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
 def test_without_tracking_nothing_is_kept(manager_of):
     manager = manager_of(blocks=10)
     manager.begin("a", range(40))
-    step = manager.allocate([Ask("a", 40)])
+    step = manager.allocate([ScheduledRequest("a", 40)])
     manager.commit(step.step, {})
     manager.retire(step.step)
     manager.free(["a"])
     manager.begin("b", [1])
-    assert manager.allocate([Ask("b", 1)]).dead == ()
+    assert manager.allocate([ScheduledRequest("b", 1)]).dead == ()

@@ -5,7 +5,7 @@ import pytest
 from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.block_hash import Adapter, Multimodal
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Full, Window
 
 
@@ -21,7 +21,7 @@ def manager_of(config_of):
 def run(manager: KVCacheManager, name: str, tokens, **options) -> None:
     manager.begin(name, tokens, **options)
     (hit,) = manager.lookup([name])
-    given = manager.allocate([Ask(name, len(tokens) - hit)])
+    given = manager.allocate([ScheduledRequest(name, len(tokens) - hit)])
     manager.commit(given.step, {name: [0]})
     manager.retire(given.step)
 
@@ -83,7 +83,7 @@ def test_reset_and_not_computed(manager_of):
     assert manager.explain_miss("b").reason == "reset"
     for name in "cd":
         manager.begin(name, range(40, 60))
-    manager.allocate([Ask("c", 20), Ask("d", 20)])
+    manager.allocate([ScheduledRequest("c", 20), ScheduledRequest("d", 20)])
     assert manager.explain_miss("d")[:3] == ("not_computed", 0, 16)
 
 

@@ -6,7 +6,7 @@ from support.manager_steps import run
 from kvcore.errors import ConfigError, OutOfBlocksError, RequestError
 from kvcore.manage.block_hash import Adapter, Multimodal
 from kvcore.manage.events import Cleared, Removed, Stored
-from kvcore.manage.step import Ask, TableDelta
+from kvcore.manage.step import ScheduledRequest, TableDelta
 from kvcore.spec.retention import Chunk, Full, Window
 
 
@@ -58,7 +58,7 @@ def test_equal_prompts_in_one_step_do_not_share_what_is_not_computed(manager_of)
     manager = manager_of()
     for name in "abc":
         manager.begin(name, range(40))
-    given = manager.allocate([Ask("a", 40), Ask("b", 40)])
+    given = manager.allocate([ScheduledRequest("a", 40), ScheduledRequest("b", 40)])
     assert given.cached_tokens == {"a": 0, "b": 0}
     assert not set(manager.table("a", 0)[1]) & set(manager.table("b", 0)[1])
     assert manager.lookup(["c"]) == [0]
@@ -71,14 +71,14 @@ def test_an_aborted_step_leaves_nothing_to_hit(manager_of):
     manager = manager_of(blocks=5)
     for name in "ab":
         manager.begin(name, range(40))
-    manager.allocate([Ask("a", 40)])
+    manager.allocate([ScheduledRequest("a", 40)])
     manager.free(["a"])
     assert manager.stats()["blocks_pending"] == 3
-    assert manager.blocks_short([Ask("b", 40)]) == 2
+    assert manager.blocks_short([ScheduledRequest("b", 40)]) == 2
     manager.commit(1, {"a": [5]})
     assert manager.lookup(["b"]) == [0]
     manager.retire(1)
-    assert manager.blocks_short([Ask("b", 40)]) == 0
+    assert manager.blocks_short([ScheduledRequest("b", 40)]) == 0
     manager.check_integrity()
 
 
@@ -87,7 +87,7 @@ def test_a_refused_step_changes_nothing(manager_of):
     for name in "abc":
         manager.begin(name, [ord(name)] * 32)
     run(manager, ("a", 32), a=1)
-    asks = [Ask("b", 32), Ask("c", 32), Ask("a", 1)]
+    asks = [ScheduledRequest("b", 32), ScheduledRequest("c", 32), ScheduledRequest("a", 1)]
     before = manager.stats()
     assert manager.blocks_short(asks) == 3
     with pytest.raises(OutOfBlocksError):
@@ -105,7 +105,7 @@ def test_a_hit_on_a_free_block_is_counted_against_the_free_blocks(manager_of):
     manager.begin("b", range(64))
     assert manager.free_blocks == 3
     assert manager.lookup(["b"]) == [32]
-    assert manager.blocks_short([Ask("b", 32)]) == 1  # two revived, two new, three free
+    assert manager.blocks_short([ScheduledRequest("b", 32)]) == 1  # two revived, two new, three free
     assert run(manager, ("b", 16)).cached_tokens == {"b": 32}
     manager.check_integrity()
 
@@ -134,7 +134,7 @@ def test_windows_hold_the_bounded_blocks_up_to_twenty_windows(manager_of, retent
     row, given_twice, done = (0, []), set(), 0
     while done < target:
         scheduled = min(chunk, target - done)
-        given = manager.allocate([Ask("a", scheduled)])
+        given = manager.allocate([ScheduledRequest("a", scheduled)])
         done += scheduled
         delta = given.deltas["a"][0]
         row = (row[0] + delta.drop_front, row[1][delta.drop_front :][: delta.keep] + list(delta.ids))
@@ -153,15 +153,15 @@ def test_windows_hold_the_bounded_blocks_up_to_twenty_windows(manager_of, retent
 def test_two_steps_in_flight(manager_of):
     manager = manager_of((Full(), 4), (Window(4), 4), blocks=20)
     manager.begin("a", range(8))
-    manager.allocate([Ask("a", 8)])
-    second = manager.allocate([Ask("a", 1)])  # its token is not known yet
+    manager.allocate([ScheduledRequest("a", 8)])
+    second = manager.allocate([ScheduledRequest("a", 1)])  # its token is not known yet
     assert manager.num_computed("a") == 9
     # Token 8 sees 5 .. 8: the window's first block leaves the table with step 2, last read by step 1.
     assert second.deltas["a"][1].drop_front == 1
     gone = 3
     assert manager.table("a", 1)[0] == 1
     with pytest.raises(RequestError):
-        manager.allocate([Ask("a", 2)])
+        manager.allocate([ScheduledRequest("a", 2)])
     manager.commit(1, {"a": [50]})
     assert manager.stats()["blocks_pending"] == 1
     manager.retire(1)
@@ -176,8 +176,8 @@ def test_two_steps_in_flight(manager_of):
 def test_window_blocks_dropped_before_their_commit_can_still_be_hit(manager_of):
     manager = manager_of((Window(4), 4), blocks=20)
     manager.begin("a", range(16))
-    manager.allocate([Ask("a", 12)])
-    manager.allocate([Ask("a", 4)])
+    manager.allocate([ScheduledRequest("a", 12)])
+    manager.allocate([ScheduledRequest("a", 4)])
     assert manager.table("a", 0) == (2, [3, 4])
     manager.commit(1, {})
     manager.begin("b", range(5))
@@ -202,14 +202,14 @@ def test_a_window_needs_only_its_tail(manager_of):
 def test_fork_shares_and_copies_on_write(manager_of):
     manager = manager_of()
     manager.begin("a", range(20))
-    manager.allocate([Ask("a", 20)])
+    manager.allocate([ScheduledRequest("a", 20)])
     manager.fork("a", ["b", "c"])  # they are part of step 1, and sample their own first token
     manager.commit(1, {"a": [100], "b": [101], "c": [102]})
     manager.retire(1)
     assert manager.table("b", 0) == manager.table("a", 0) == (0, [1, 2])
     assert manager.stats()["blocks_used"] == 2
-    assert manager.blocks_short([Ask(n, 1) for n in "abc"]) == 0
-    given = manager.allocate([Ask("b", 1), Ask("a", 1), Ask("c", 1)])
+    assert manager.blocks_short([ScheduledRequest(n, 1) for n in "abc"]) == 0
+    given = manager.allocate([ScheduledRequest("b", 1), ScheduledRequest("a", 1), ScheduledRequest("c", 1)])
     assert given.copies == ((0, 2, 3), (0, 2, 4))  # the last writer keeps the block
     assert given.deltas == {
         "b": (TableDelta(0, 0, (1, 3)),),
@@ -227,7 +227,7 @@ def test_the_source_of_a_copy_waits_for_the_copying_step(manager_of):
     manager.begin("a", range(8))
     run(manager, ("a", 8), a=1)
     manager.fork("a", ["b"])
-    manager.allocate([Ask("b", 1)])
+    manager.allocate([ScheduledRequest("b", 1)])
     manager.free(["a"])
     assert manager.stats()["blocks_pending"] == 1  # block 1: a read it in step 1, the copy in step 2
     manager.retire(2)
@@ -238,8 +238,8 @@ def test_the_source_of_a_copy_waits_for_the_copying_step(manager_of):
 def test_fork_of_a_token_that_is_not_known_is_refused(manager_of):
     manager = manager_of()
     manager.begin("a", range(8))
-    manager.allocate([Ask("a", 8)])
-    manager.allocate([Ask("a", 1)])
+    manager.allocate([ScheduledRequest("a", 8)])
+    manager.allocate([ScheduledRequest("a", 1)])
     with pytest.raises(RequestError):
         manager.fork("a", ["b"])
     manager.commit(1, {"a": [3]})

@@ -5,7 +5,7 @@ from support.manager_steps import run
 
 from kvcore.errors import IntegrityError, NotBuiltError, RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask
+from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Encoder, Full, Window
 
 
@@ -38,7 +38,7 @@ def test_room_in_the_signature_is_refused_by_name(manager_of, extra):
     manager = manager_of()
     manager.begin("a", range(4))
     with pytest.raises(NotBuiltError) as caught:
-        manager.allocate([Ask("a", 1, **extra)])
+        manager.allocate([ScheduledRequest("a", 1, **extra)])
     assert caught.value.field in extra
 
 
@@ -58,10 +58,10 @@ def test_bad_calls_are_typed_errors_and_change_nothing(manager_of):
         lambda: manager.free(["a", "a"]),
         lambda: manager.fork("a", ["b"]),
         lambda: manager.fork("a", ["x", "x"]),
-        lambda: manager.allocate([Ask("a", 0)]),
-        lambda: manager.allocate([Ask("a", 5)]),
-        lambda: manager.allocate([Ask("b", 1), Ask("b", 1)]),
-        lambda: manager.allocate([Ask("b", 1), Ask("c", 1)]),
+        lambda: manager.allocate([ScheduledRequest("a", 0)]),
+        lambda: manager.allocate([ScheduledRequest("a", 5)]),
+        lambda: manager.allocate([ScheduledRequest("b", 1), ScheduledRequest("b", 1)]),
+        lambda: manager.allocate([ScheduledRequest("b", 1), ScheduledRequest("c", 1)]),
     ]
     for call in bad:
         with pytest.raises(RequestError):
@@ -77,8 +77,8 @@ def test_bad_commits_change_nothing(manager_of):
     manager = manager_of()
     for name in "ab":
         manager.begin(name, range(4))
-    manager.allocate([Ask("a", 4)])
-    manager.allocate([Ask("a", 1)])
+    manager.allocate([ScheduledRequest("a", 4)])
+    manager.allocate([ScheduledRequest("a", 1)])
     with pytest.raises(IntegrityError):
         manager.commit(2, {"a": [1]})
     with pytest.raises(RequestError):

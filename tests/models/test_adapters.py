@@ -7,7 +7,7 @@ import pytest
 from kvcore.attention.query import Mask
 from kvcore.errors import PluginError
 from kvcore.models.families import BUILT_IN, adapters_by_type, model_facts
-from kvcore.models.families.base import FamilyAdapter, Heads, Part
+from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
 
 CONFIG = {
     "model_type": "martian",
@@ -23,7 +23,7 @@ CONFIG = {
 class Martian(FamilyAdapter):
     model_types = ("martian",)
 
-    def layer(self, fields, index, cache) -> Iterable[Part]:
+    def layer(self, fields, index, cache) -> Iterable[CachePart]:
         yield Heads(fields.heads, 1, fields.head_dim, mask=Mask(window=8 + index))
 
 

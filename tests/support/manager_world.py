@@ -10,7 +10,7 @@ import pytest
 
 from kvcore.errors import OutOfBlocksError, RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import Ask, StepAllocation
+from kvcore.manage.step import ScheduledRequest, StepAllocation
 from kvcore.spec.retention import Chunk, Full, Window
 
 RETENTIONS = (Full(), Window(1), Window(2), Window(5), Window(8), Chunk(1), Chunk(4), Chunk(6), Chunk(8))
@@ -99,7 +99,7 @@ class World:
             person = self.people[name]
             start = person.computed if person.admitted else hits[name]
             limit = person.known - start if start < person.known else 1
-            asks.append(Ask(name, rng.randint(1, min(limit, rng.choice((1, 4, 24))))))
+            asks.append(ScheduledRequest(name, rng.randint(1, min(limit, rng.choice((1, 4, 24))))))
         before = self.snapshot()
         short = self.manager.blocks_short(asks)
         assert self.snapshot() == before
@@ -156,7 +156,7 @@ class World:
             for j in range(retention.first_needed(person.computed), person.computed)
         }
 
-    def run_step(self, asks: list[Ask], given: StepAllocation, rng: random.Random) -> None:
+    def run_step(self, asks: list[ScheduledRequest], given: StepAllocation, rng: random.Random) -> None:
         members = []
         for ask in asks:
             name, person = ask.request_id, self.people[ask.request_id]

@@ -94,7 +94,7 @@ class Recurrent:
     role: str = "state"
 
 
-Part = Heads | LatentHeads | Indexer | Recurrent
+CachePart = Heads | LatentHeads | Indexer | Recurrent
 
 
 class FamilyAdapter(ModelAdapter):
@@ -115,7 +115,7 @@ class FamilyAdapter(ModelAdapter):
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "attention")
 
     @abstractmethod
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[Part]:
+    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
         """The parts of one decoder layer, in the order in which it runs them."""
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
@@ -243,7 +243,7 @@ RUN_ONLY: Mapping[str, Callable[[Fields], Any]] = {
 }
 
 
-def cache_facts(cache_id: CacheId, part: Part, dtype: str, choice: CacheChoice) -> CacheFacts:
+def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheChoice) -> CacheFacts:
     """Spec and query of one part of a layer."""
     if isinstance(part, Recurrent):
         names, shapes, types = zip(*part.tensors, strict=True)
