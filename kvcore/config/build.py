@@ -109,7 +109,10 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
         )
 
     settings = as_stated(settings_of, cache, cache_statement(geometry), registry, purpose)
-    facts = replace(settings.facts, weight_bytes=_weight_bytes(model, settings.facts, geometry))
+    # Weights take long to open; to a run their size is told only where the cache is what they leave of a device.
+    given = cache.memory_bytes is not None or cache.num_blocks is not None
+    read = purpose == "plan" or not (given or device.kind == "cpu")
+    facts = replace(settings.facts, weight_bytes=_weight_bytes(model, settings.facts, geometry, read=read))
     settings = replace(settings, facts=facts)
     notes = []
     if settings.max_model_len > facts.max_model_len:
@@ -186,12 +189,13 @@ def _dtype(model: ModelKeys, device: DeviceFacts) -> str | None:
     return model.cpu_dtype if device.kind == "cpu" else None
 
 
-def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, Any]) -> int | None:
+def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, Any], *, read: bool) -> int | None:
+    """Bytes of the weights, or None where nothing tells; `read` is whether a checkpoint's headers may."""
     if model.weight_bytes is not None:
         return parse_bytes("model.weight_bytes", model.weight_bytes, least=1)
     if model.parameters is not None:
         return nbytes(facts.dtype, model.parameters)
-    if model.path is not None and facts.weight_bytes is None:
+    if read and model.path is not None and facts.weight_bytes is None:
         path = Path(model.path)
         return weight_bytes(
             path if path.is_dir() else path.parent,

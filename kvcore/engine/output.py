@@ -29,9 +29,10 @@ class TextStream:
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
         self._stop = tuple(stop)
+        self._longest = max(map(len, self._stop), default=0)
         self._early = min_tokens
         self._held = ""
-        self._specials: list[tuple[int, str]] = []  # offset in the held text, and how the token is spelled
+        self._specials: list[tuple[int, str]] = []  # place in the text from that held on, and how the token is spelled
         self.text = ""
         self.stopped = False
         self.stop_reason: str | None = None
@@ -47,15 +48,15 @@ class TextStream:
         if not self._stop:
             return self._release(fresh)
         special = self._tokenizer.special_text(token_id)
-        if special is not None:
+        if special:
             return self._end_at_special(special)
-        return self._take(fresh)
+        return self._add(fresh)
 
     def finish(self) -> str:
         """What was held back, when no more tokens come."""
         if self.stopped:
             return ""
-        text = self._take(self._detokenizer.finish())
+        text = self._add(self._detokenizer.finish())
         return text if self.stopped else text + self._release(self._held)
 
     def _release(self, text: str) -> str:
@@ -64,21 +65,36 @@ class TextStream:
         return text
 
     def _end_at_special(self, special: str) -> str:
+        rest = self._detokenizer.peek()
+        if rest is None:  # a long run of bytes, full of special tokens: nothing is known to stand next to this one
+            self._specials.clear()
+            return ""
         # If the output ends here, what the detokenizer holds back stands before the token.
-        rest = self._detokenizer.rest()
-        before = self._held, list(self._specials)
-        self._held += rest
-        self._specials.append((len(self._held), special))
-        text = self._take("")
-        if self.stopped or not rest:
-            return text
-        self._held, self._specials = before
-        self._specials.append((len(self._held), special))
+        at = len(self._held) + len(rest)
+        self._place(at)
+        self._specials.append((at, special))
+        start = max(0, at - self._longest)  # a match that this token completes begins behind it
+        near = self._held[start:] + rest[max(0, start - len(self._held)) :]
+        spelled, _ = _spelled(near, [(place - start, text) for place, text in self._specials if place >= start])
+        if not rest or any(stop in spelled for stop in self._stop):
+            self._held += rest
+            return self._take()
+        del self._specials[: -self._longest]  # too many letters ago for a match to come
         return ""
 
-    def _take(self, fresh: str) -> str:
+    def _add(self, fresh: str) -> str:
+        if not fresh:
+            return ""
         self._held += fresh
-        spelled, origin = self._spelled()
+        self._place(len(self._held))
+        return self._take()
+
+    def _place(self, end: int) -> None:
+        """Special tokens within a character that has become whole stand behind it: the halves were longer."""
+        self._specials = [(min(at, end), text) for at, text in self._specials]
+
+    def _take(self) -> str:
+        spelled, origin = _spelled(self._held, self._specials)
         found = [
             (at, stop)
             for stop in self._stop
@@ -102,18 +118,19 @@ class TextStream:
         self.text += released
         return released
 
-    def _spelled(self) -> tuple[str, Sequence[int]]:
-        """The held text with special tokens spelled out, and for each of its places that in the held text."""
-        if not self._specials:
-            return self._held, range(len(self._held) + 1)
-        pieces, origin, start = [], list[int](), 0
-        for at, special in self._specials:
-            pieces += [self._held[start:at], special]
-            origin += [*range(start, at), *([at] * len(special))]
-            start = at
-        pieces.append(self._held[start:])
-        origin += range(start, len(self._held) + 1)
-        return "".join(pieces), origin
+
+def _spelled(shown: str, specials: Sequence[tuple[int, str]]) -> tuple[str, Sequence[int]]:
+    """Text with special tokens spelled out, and for each of its places that in the text as shown."""
+    if not specials:
+        return shown, range(len(shown) + 1)
+    pieces, origin, start = [], list[int](), 0
+    for at, special in specials:
+        pieces += [shown[start:at], special]
+        origin += [*range(start, at), *([at] * len(special))]
+        start = at
+    pieces.append(shown[start:])
+    origin += range(start, len(shown) + 1)
+    return "".join(pieces), origin
 
 
 def _shown(at: int, origin: Sequence[int]) -> int:

@@ -34,8 +34,9 @@ def adjusted(logits_V: torch.Tensor, ask: SampleAsk) -> torch.Tensor:
     if ask.output and (ask.presence or ask.frequency):
         counts_V = torch.bincount(torch.tensor(ask.output), minlength=len(scores_V))
         scores_V = scores_V - ask.presence * (counts_V > 0) - ask.frequency * counts_V
-    if ask.banned:
-        scores_V = scores_V.index_fill(0, torch.tensor(ask.banned), -torch.inf)
+    banned = [i for i in ask.banned if i < len(scores_V)]  # a tokenizer may know ids that the model cannot draw
+    if banned:
+        scores_V = scores_V.index_fill(0, torch.tensor(banned), -torch.inf)
     return scores_V
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvcore.errors import ModelError
 from kvcore.models.defaults import defaults_of
+from kvcore.models.json_file import read_object, unreadable
 from kvcore.models.nesting import TextPart, text_part
 
 T = TypeVar("T")
@@ -36,8 +36,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 LARGEST = {"num_hidden_layers": 10_000, "max_position_embeddings": 1 << 31, "longest": 1 << 40}
 DEFAULT_LARGEST = 1 << 24
 LARGEST_NUMBER = 1e30
-LARGEST_FILE = 64 << 20
-DEEPEST = 50
 # What transformers reads at the top although the text part lies deeper.
 FROM_OUTER = frozenset(
     ("architectures", "compression_config", "dtype", "eos_token_id", "is_encoder_decoder", "quantization_config")
@@ -78,55 +76,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         ModelError: Missing, unreadable, not JSON, or not an object.
     """
-    file = Path(path)
     try:
         file = config_file(path)
-        if file.stat().st_size > LARGEST_FILE:
-            raise ModelError(
-                f"{file.name} is too large for a config",
-                field="model.path",
-                got=f"{file.stat().st_size} bytes",
-                allowed=f"up to {LARGEST_FILE} bytes",
-            )
-        config = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_one_value_each)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ModelError(f"cannot read {file}: {why}", field="model.path", got=str(path)) from error
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, or an integer of thousands of digits
-        raise ModelError(
-            f"{file.name} is not JSON that can be read: {error}",
-            field="model.path",
-            got=str(path),
-            allowed="a JSON object",
-        ) from error
-    if _is_deeper(config, DEEPEST):
-        raise ModelError(
-            f"{file.name} is nested too deeply", field="model.path", got=str(path), allowed=f"up to {DEEPEST} levels"
-        )
-    if not isinstance(config, dict):
-        raise ModelError(
-            f"{file.name} holds no JSON object", field="model.path", got=type(config).__name__, allowed="a JSON object"
-        )
-    return config
-
-
-def _one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys are not given twice with unlike values."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found and found[name] != value:
-            raise ModelError(f"config.json gives {name} twice", field=name, got=[found[name], value], allowed="once")
-        found[name] = value
-    return found
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether objects and lists lie deeper in each other than `levels`; what prints them recurses."""
-    level = [value]
-    for _ in range(levels):
-        inner = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
-        level = [entry for values in inner for entry in values]
-    return bool(level)
+    except OSError as error:
+        raise unreadable(Path(path), error) from error
+    return read_object(file)
 
 
 class Fields:

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any
 
 BROKEN = "\ufffd"  # what bytes that are no UTF-8 decode to
+# What `peek` may decode: so many tokens at once, and so many more for each token that came.
+PEEK, PEEK_EACH = 256, 4
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -63,18 +65,29 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._stream = _Bytes() if vocabulary.byte_level else _Window(vocabulary)
+        self._peeked: str | None = None  # what `rest` returns, if it was asked for since the last token
+        self._allowance = PEEK
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is not complete."""
+        self._allowance += PEEK_EACH
         token = self._vocabulary.token(token_id)
         # Decoding leaves both out before it looks at anything else.
         if token is None or token_id in self._vocabulary.special:
             return ""
+        self._peeked = None
         return self._stream.push(token_id, token)
 
     def rest(self) -> str:
         """What `finish` would return now."""
         return self._stream.rest()
+
+    def peek(self) -> str | None:
+        """As `rest`; None where it would cost more than all looks may that the tokens so far have paid for."""
+        if self._peeked is None and self._stream.cost <= self._allowance:
+            self._allowance -= self._stream.cost
+            self._peeked = self._stream.rest()
+        return self._peeked
 
     def finish(self) -> str:
         """What was held back, when no more tokens come; an incomplete character as U+FFFD."""
@@ -85,6 +98,8 @@ class Detokenizer:
 
 class _Bytes:
     """Byte-level vocabularies: each sign of a token stands for a byte, and the text is the bytes' UTF-8."""
+
+    cost = 0
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -123,6 +138,11 @@ class _Window:
         del self._ids[: self._shown]
         self._shown, self._again = len(self._ids), 0
         return text
+
+    @property
+    def cost(self) -> int:
+        """Tokens that `rest` decodes."""
+        return len(self._ids) + self._shown
 
     def rest(self) -> str:
         known = self._vocabulary.decode(self._ids[: self._shown])

@@ -6,13 +6,13 @@ within `config.json` or beside it in ``hf_quant_config.json``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
+from kvcore.models.json_file import read_object
 from kvcore.models.nesting import TEXT_PARTS
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
@@ -118,14 +118,4 @@ def read_hf_quant_config(folder: Path) -> dict[str, Any]:
         ModelError: The file cannot be read, or holds no JSON object.
     """
     file = folder / HF_QUANT_CONFIG
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"cannot read {HF_QUANT_CONFIG}: {error}", field="model.path", got=str(file)) from error
-    if not isinstance(found, dict):
-        raise ModelError(
-            f"{HF_QUANT_CONFIG} holds no JSON object", field="model.path", got=str(file), allowed="a JSON object"
-        )
-    return found
+    return read_object(file) if file.is_file() else {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,18 @@ from kvcore.errors import ConfigError, ModelError
 from kvcore.models.config_json import Fields, read_config
 from kvcore.models.detokenizer import Detokenizer, Vocabulary
 from kvcore.models.families.base import eos_ids
+from kvcore.models.json_file import read_object
 
 
 def eos_token_ids(path: str | Path) -> tuple[int, ...]:
     """Ids that end a text: from `generation_config.json`, else from `config.json`.
 
     Raises:
-        ModelError: A file is damaged.
+        ModelError: A file is damaged, or its ids are none.
     """
     file = Path(path) / "generation_config.json"
-    if file.is_file():
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{file.name} is damaged: {error}", field="model.path", got=str(path)) from error
-        found = eos_ids(Fields(config)) if isinstance(config, dict) else ()
-        if found:
-            return found
-    return eos_ids(Fields(read_config(path)))
+    found = eos_ids(read_object(file).get("eos_token_id"), file.name) if lexists(file) else ()
+    return found or eos_ids(Fields(read_config(path)).get("eos_token_id"))
 
 
 class Tokenizer:
@@ -57,10 +51,10 @@ class Tokenizer:
         ids = eos_token_ids(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
-            text = " ".join(str(error).split())
+            tokenizer("a")  # some of what its files say is read at the first text only
+        except Exception as error:  # of any class: the parser of tokenizer.json raises bare ones
             raise ModelError(
-                f"the tokenizer cannot be loaded: {text[:300]}",
+                f"the tokenizer cannot be loaded: {_short(error)}",
                 field="model.path",
                 got=str(path),
                 allowed="a directory with tokenizer.json",
@@ -82,6 +76,7 @@ class Tokenizer:
 
         Raises:
             ConfigError: `chat` is asked for, but the tokenizer has no template.
+            ModelError: The template fails.
         """
         if not chat:
             return [int(i) for i in self._tokenizer(prompt)["input_ids"]]
@@ -90,7 +85,16 @@ class Tokenizer:
                 "the tokenizer has no chat template", field="chat", got=True, allowed="false", remedy="set chat=false"
             )
         messages = [{"role": "user", "content": prompt}]
-        text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is anybody's program
+            raise ModelError(
+                f"the chat template fails: {_short(error)}",
+                field="chat",
+                got=True,
+                allowed="a template that takes one message of a user",
+                remedy="set chat=false",
+            ) from error
         # The template writes its special tokens itself.
         return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
 
@@ -126,3 +130,7 @@ class Tokenizer:
     def special_text(self, token_id: int) -> str | None:
         """The text of a special token, which decoding leaves out; None for any other."""
         return self.vocabulary.special.get(token_id)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -72,7 +72,7 @@ def _read_header(file: Path, size: int) -> Mapping[str, Any]:
             header = json.loads(stream.read(length))
             header.pop("__metadata__", None)
             end = max((_checked_end(t) for t in header.values()), default=0)
-        except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, IndexError, RecursionError) as error:
             raise _damaged(file, f"its header is not readable: {error}") from error
     if size < 8 + length + end:
         raise _damaged(file, f"it has {size} bytes of {8 + length + end}")

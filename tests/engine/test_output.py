@@ -1,9 +1,13 @@
 """Text comes out as soon as it is certain, and never past a stop string."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models.test_detokenizer import KINDS, Counting
 
 from kvcore.engine.output import TextStream
+from kvcore.models.detokenizer import BROKEN
+from kvcore.models.tokenizer import Tokenizer
 
 
 class Letters:
@@ -12,7 +16,7 @@ class Letters:
     def special_text(self, token_id):
         return None
 
-    def rest(self):
+    def peek(self):
         return ""
 
     def detokenizer(self):
@@ -130,3 +134,65 @@ def test_special_tokens_without_end_are_forgotten():
     for _ in range(1000):
         stream.push(1)
     assert len(stream._specials) <= 1
+
+
+@pytest.mark.parametrize("kind", ["byte_fallback", "llama"])
+@pytest.mark.parametrize(
+    ("tokens", "stop", "text"),
+    [
+        (["a", "<0xC3>", "<0xA9>", "</s>"], "é</s>", "a"),
+        (["a", "<0xC3>", "<0xA9>", "</s>"], "</s>", "aé"),
+        (["a", "<0xC3>", "<0xA9>", "</s>", "b"], "a</s>", None),
+        (["a", "<0xC3>", "<0xA9>", "</s>", "b"], "é</s>b", "a"),
+        (["a", "<0xC3>", "<0xA9>", "</s>", "b"], "</s>é", None),
+        (["a", "<0xC3>", "<0xA9>", "</s>", "b"], "</s>b", "aé"),
+        (["a", "<0xC3>", "</s>", "<0xA9>", "</s>"], "é</s>", "a"),  # the first stands within the character
+        (["a", "<0xC3>", "</s>", "<0xA9>", "<pad>", "b"], "<pad>b", "aé"),
+        (["a", "<0xC3>", "</s>", "<0xC3>", "</s>"], f"{BROKEN}</s>{BROKEN}</s>", "a"),
+        (["<0xF0>", "<0x9F>", "<0x98>", "</s>", "<0x80>", "<pad>", "a"], "<pad>a", "😀"),
+        (["<0xF0>"] * 40 + ["</s>"] * 3, "</s></s></s>", BROKEN * 40),
+        (["</s>", "<0xC3>", "<0xA9>", "</s>", "<0xC3>", "<pad>", "<pad>"], "<pad><pad>", BROKEN * 3),
+    ],
+)
+def test_bytes_that_wait_stand_before_a_special_token(kind, tokens, stop, text):
+    tokenizer = KINDS[kind]()
+    ids = tokenizer._tokenizer.convert_tokens_to_ids(tokens)
+    stream = TextStream(tokenizer, (stop,))
+    pieces = [stream.push(i) for i in ids]
+    pieces.append(stream.finish())
+    assert "".join(pieces) == stream.text
+    assert (stream.text, stream.stopped) == ((tokenizer.decode(ids), False) if text is None else (text, True))
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "nested_byte_level", "byte_fallback", "llama"])
+@pytest.mark.parametrize("stop", ["STOP", "x</s>", "<", "</s></s>x"])
+@pytest.mark.parametrize("pattern", ["block", "turn", "turns"])
+def test_work_is_linear_with_special_tokens_and_stop_strings(kind, stop, pattern):
+    counting = Counting(KINDS[kind]()._tokenizer)
+    byte, end = counting.convert_tokens_to_ids(["ð" if "level" in kind else "<0xF0>", "</s>"])
+    work = {}
+    for count in (500, 1000, 2000):
+        tokenizer = Tokenizer(counting, ())
+        stream = TextStream(tokenizer, (stop,))
+        tokenizer.special_text(end)
+        counting.decoded = 0
+        half, many = [byte] * (count // 2), [end] * (count // 2)
+        for i in {"block": half + many, "turn": [byte, end] * (count // 2), "turns": many + half + many}[pattern]:
+            stream.push(i)
+        stream.finish()
+        work[count] = counting.decoded
+        assert len(stream._specials) <= len(stop)
+    assert work[2000] <= 12 * 2000
+    assert work[2000] <= 2.5 * work[1000] + 600
+
+
+@pytest.mark.parametrize("name", ["<pad>", "<s>"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_token_that_is_not_the_end_of_text_stops(kind, name):
+    """As reported: a stop text such as `<|im_start|>`, which decoding never shows."""
+    tokenizer = KINDS[kind]()
+    ids = tokenizer._tokenizer.convert_tokens_to_ids(["</s>", name])
+    word = next(i for i in range(len(tokenizer._tokenizer)) if tokenizer.decode([i]).strip() and i not in ids)
+    stream = TextStream(tokenizer, (name,))
+    text = "".join(stream.push(i) for i in [word, ids[0], word, ids[1], word]) + stream.finish()
+    assert (text, stream.stopped, stream.stop_reason) == (tokenizer.decode([word, word]), True, name)

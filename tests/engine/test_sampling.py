@@ -66,6 +66,11 @@ def test_min_tokens_is_that_of_transformers(path: Path, llm: LLM) -> None:
     assert (early.output_ids, early.finish_reason) == (greedy[: greedy.index(end) + 1], "stop")
 
 
+def test_ends_that_the_model_cannot_draw_harm_nobody() -> None:
+    row = SampleAsk(0.0, 1.0, 0, 0, 0, banned=(0, 4, 70_000))
+    assert Sampler()(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), [[row]]) == ((1,),)
+
+
 def test_presence_and_frequency_by_hand() -> None:
     logits = torch.tensor([4.0, 3.0, 2.0, 1.0])
     row = SampleAsk(0.0, 1.0, 0, 0, 3, presence=0.5, frequency=0.25, prompt=(3, 3), output=(0, 1, 0))

@@ -1,6 +1,7 @@
 """Text to tokens and back on a small tokenizer made here; streaming never shows half a character."""
 
 import json
+import shutil
 
 import pytest
 from hypothesis import given
@@ -105,8 +106,45 @@ def test_eos_ids_prefer_the_generation_config(folder, tmp_path):
     for content, want in (({"eos_token_id": [5, 6]}, (5, 6)), ({"eos_token_id": 7}, (7,)), ({}, (1,))):
         file.write_text(json.dumps(content))
         assert eos_token_ids(tmp_path) == want
-    file.write_text("{")
-    with pytest.raises(ModelError, match="damaged"):
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no JSON object"),
+        ("null", "no JSON object"),
+        ("7", "no JSON object"),
+        ('"eos_token_id"', "no JSON object"),
+        ("[" * 100_000, "not JSON"),
+        ('{"eos_token_id": ' + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
+        ('{"eos_token_id": ' + "9" * 4301 + "}", "4300 digits"),
+        ('{"eos_token_id": 1, "eos_token_id": 2}', "eos_token_id twice"),
+        ('{"eos_token_id": "2"}', "eos_token_id in"),
+        ('{"eos_token_id": [2, true]}', "eos_token_id in"),
+        ('{"eos_token_id": {"a": 1}}', "eos_token_id in"),
+        ('{"eos_token_id": 2.0}', "eos_token_id in"),
+        ('{"eos_token_id": -1}', "eos_token_id in"),
+        ('{"eos_token_id": 2147483648}', "eos_token_id in"),
+        (b"\xff\xfe", "cannot read"),
+    ],
+)
+def test_files_that_name_no_end_of_text_are_told_by_name(tmp_path, name, text, message):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
+    text = text.replace('{"e', '{"model_type": "llama", "e') if isinstance(text, str) else text
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelError, match=message) as raised:
+        eos_token_ids(tmp_path)
+    named = str(raised.value).splitlines()[0]
+    assert name in named
+    assert "generation" in name or "generation" not in named
+
+
+def test_a_generation_config_that_is_no_file_is_not_passed_over(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 1}))
+    (tmp_path / "generation_config.json").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
         eos_token_ids(tmp_path)
 
 
@@ -114,6 +152,32 @@ def test_missing_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ModelError, match="tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokenizer.json", lambda old: "[" * 100_000),
+        ("tokenizer.json", lambda old: old.replace('"BPE"', '"no such model"')),
+        ("tokenizer.json", lambda old: "7"),
+        ("tokenizer_config.json", lambda old: '{"a": ' * 100_000),
+        ("tokenizer_config.json", lambda old: json.dumps({**json.loads(old), "model_max_length": "x"})),
+    ],
+)
+def test_damaged_tokenizer_files_are_told(folder, tmp_path, name, change):
+    copy = shutil.copytree(folder, tmp_path / "m")
+    (copy / name).write_text(change((folder / name).read_text()))
+    with pytest.raises(ModelError, match="the tokenizer cannot be loaded"):
+        Tokenizer.load(copy)
+
+
+@pytest.mark.parametrize("template", [7, "{{ raise_exception('roles must alternate') }}", "{% for %}", "{{ 1 / 0 }}"])
+def test_a_chat_template_that_fails_is_told(folder, template):
+    tokenizer = Tokenizer.load(folder)
+    tokenizer._tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="the chat template fails") as raised:
+        tokenizer.encode("hi", chat=True)
+    assert (raised.value.field, raised.value.remedy) == ("chat", "set chat=false")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +198,6 @@ def test_what_ends_a_turn_is_read_off_the_template(folder, template, ends):
 
 
 def test_the_tokenizers_own_end_of_text_counts(folder, tmp_path):
-    import shutil
-
     shutil.copytree(folder, tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert Tokenizer.load(tmp_path / "m").eos_token_ids == (257,)

@@ -20,6 +20,7 @@ from kvcore.spec.dtypes import DTYPES
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
 ASSUMED_LENGTH = 2048
+LARGEST_ID = 1 << 31
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -219,18 +220,17 @@ def _architecture(fields: Fields) -> str | None:
     return listed[0] if listed else None
 
 
-def eos_ids(fields: Fields) -> tuple[int, ...]:
-    """Ids that end a text; `eos_token_id` may be one id or several."""
-    value = fields.get("eos_token_id")
+def eos_ids(value: Any, file: str = "config.json") -> tuple[int, ...]:
+    """Ids that end a text, from the `eos_token_id` of a file; it may be one id or several, or null."""
     ids = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     kept = [i for i in ids if i is not None]
     for i in kept:
-        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < LARGEST_ID:
             raise ModelError(
-                "eos_token_id in config.json is not usable",
+                f"eos_token_id in {file} is not usable",
                 field="eos_token_id",
                 got=value,
-                allowed="a token id, or a list of them",
+                allowed=f"a token id below {LARGEST_ID}, or a list of them",
             )
     return tuple(kept)
 
@@ -239,7 +239,7 @@ def eos_ids(fields: Fields) -> tuple[int, ...]:
 RUN_ONLY: Mapping[str, Callable[[Fields], Any]] = {
     "architectures": _architecture,
     "vocab_size": lambda fields: fields.integer("vocab_size", 0, least=0),
-    "eos_token_id": eos_ids,
+    "eos_token_id": lambda fields: eos_ids(fields.get("eos_token_id")),
 }
 
 
