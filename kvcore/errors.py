@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+MOST_SIGNS = 400
+
 
 class KVCoreError(Exception):
     """Base of all typed errors.
@@ -41,7 +43,7 @@ class KVCoreError(Exception):
         if self.field is not None:
             parts.append(f"field: {self.field}")
         if self.got is not None:
-            parts.append(f"got: {self.got}")
+            parts.append(f"got: {_clipped(str(self.got))}")
         if self.allowed is not None:
             allowed = self.allowed
             if isinstance(allowed, set | frozenset):
@@ -63,6 +65,11 @@ class KVCoreError(Exception):
                 "remedy": self.remedy,
             }
         }
+
+
+def _clipped(text: str) -> str:
+    """A value of thousands of signs, such as a pattern of layers, is not repeated in a line for people."""
+    return text if len(text) <= MOST_SIGNS else f"{text[:MOST_SIGNS]}... ({len(text)} characters)"
 
 
 def natural(value: object) -> list[object]:

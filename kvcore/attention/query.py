@@ -28,6 +28,12 @@ class Mask:
             if value is not None and value < 1:
                 raise SpecError(f"mask {name} must be positive", field=name, got=value, allowed=">= 1")
 
+    def within(self, longest: int) -> Mask:
+        """The same mask for sequences of at most `longest` tokens: no window or chunk that hides none of them."""
+        window = None if self.window is not None and self.window >= longest else self.window
+        chunk = None if self.chunk is not None and self.chunk >= longest else self.chunk
+        return self if (window, chunk) == (self.window, self.chunk) else Mask(self.causal, window, chunk)
+
 
 @dataclass(frozen=True)
 class AttentionQuery:

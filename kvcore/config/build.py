@@ -95,15 +95,16 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
             contents=registry.contents,
             retentions=registry.retentions,
         )
+        length = _max_model_len(config, facts, purpose)
         return EngineSettings(
-            facts=facts,
+            facts=facts.within(length),
             model_path=model.path,
             device=device,
             cache=cache,
             backend=BackendChoice(
                 config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()
             ),
-            max_model_len=_max_model_len(config, facts, purpose),
+            max_model_len=length,
             max_num_seqs=config.engine.max_num_seqs,
             max_num_batched_tokens=config.engine.max_num_batched_tokens,
         )

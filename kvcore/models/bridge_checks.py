@@ -18,8 +18,11 @@ def check_call(
     query: AttentionQuery,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     passed: dict[str, Any],
+    longest: int | None = None,
 ) -> None:
     """Raise unless shapes and keywords of a call agree with the declared facts.
+
+    `longest` is the longest sequence that is served, where the facts know it: a window of that size is none.
 
     Raises:
         UnsupportedModelError: Names the layer, the fact, what the module passed and what is declared.
@@ -45,7 +48,10 @@ def check_call(
     if not isclose(scale, query.softmax_scale, rel_tol=1e-6):
         raise _mismatch(cache_id, module, "scaling", scale, query.softmax_scale)
     # Some modules leave the window to the mask alone; those that name it must name ours.
-    if "sliding_window" in passed and passed["sliding_window"] != query.mask.window:
+    window = passed.get("sliding_window")
+    if isinstance(window, int) and longest is not None and window >= longest:
+        window = None
+    if "sliding_window" in passed and window != query.mask.window:
         raise _mismatch(cache_id, module, "sliding_window", passed["sliding_window"], query.mask.window)
 
 

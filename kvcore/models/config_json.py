@@ -107,6 +107,7 @@ class Fields:
         self.assumed: dict[str, Any] = {}
         self._defaults = defaults_of(self._type)
         self._once: dict[str, Any] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
 
     @property
     def model_type(self) -> str:
@@ -129,6 +130,12 @@ class Fields:
 
     def names(self, name: str) -> tuple[str, ...]:
         """The names under which this model type may give a field."""
+        found = self._names.get(name)  # a field is read once a layer
+        if found is None:
+            found = self._names[name] = self._names_of(name)
+        return found
+
+    def _names_of(self, name: str) -> tuple[str, ...]:
         row, aliases = self._defaults, ALIASES.get(name, ())
         if row is None or name in FROM_OUTER:
             return (name, *aliases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
@@ -70,6 +70,7 @@ class ModelFacts:
         refusals: Why `run` must refuse; empty when it can serve the model at any length.
         eos_token_ids: Ids that end a text, from the config.
         notes: Facts worth telling people, such as an assumption that was made.
+        longest: The longest sequence that is served, where `within` was told; the queries hold up to it.
     """
 
     model_type: str
@@ -83,6 +84,14 @@ class ModelFacts:
     refusals: tuple[Refusal, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    longest: int | None = None
+
+    def within(self, longest: int) -> ModelFacts:
+        """The facts for sequences of at most `longest` tokens: a window that hides none of them is no mask.
+
+        What a cache keeps, and with it its kind, stays as the model says.
+        """
+        return replace(self, caches=tuple(_within(c, longest) for c in self.caches), longest=longest)
 
     def refusals_for(self, max_model_len: int) -> tuple[Refusal, ...]:
         """The refusals that apply to an engine of this length limit."""
@@ -107,6 +116,13 @@ class ModelFacts:
     def queries(self) -> dict[CacheId, AttentionQuery]:
         """The attention of every cache that is read by attention."""
         return {c.cache_id: c.query for c in self.caches if c.query is not None}
+
+
+def _within(cache: CacheFacts, longest: int) -> CacheFacts:
+    if cache.query is None:
+        return cache
+    mask = cache.query.mask.within(longest)
+    return cache if mask is cache.query.mask else replace(cache, query=replace(cache.query, mask=mask))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class ForwardCall:
 
     def __init__(self, owner: TransformersModel, context: ForwardContext, position_ids_T: torch.Tensor) -> None:
         self.queries = owner.queries
+        self.longest = owner.facts.longest
         self.tuning = owner.tuning
         self.context = context
         self.position_ids_T = position_ids_T
@@ -57,7 +58,7 @@ class ForwardCall:
             )
         self.reached[cache_id] += 1
         query_THD, key_TKD, value_TKDv = (t.squeeze(0).transpose(0, 1) for t in (query_1HTD, key_1KTD, value_1KTDv))
-        check_call(cache_id, module, query, (query_THD, key_TKD, value_TKDv), passed)
+        check_call(cache_id, module, query, (query_THD, key_TKD, value_TKDv), passed, self.longest)
         tuning = self.tuning.get(cache_id)
         if tuning is not None:
             query_THD = tuning.scale(query_THD, self.position_ids_T)

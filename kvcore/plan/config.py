@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from kvcore.errors import SpecError
@@ -129,10 +130,22 @@ class KVCacheConfig:
 
     def group_of(self, cache: CacheId) -> KVCacheGroupSpec:
         """The KV group of a cache, shared ones included."""
-        for group in self.kv_cache_groups:
-            if cache in group.cache_ids or cache in group.shared:
-                return group
-        raise SpecError("no such cache in the plan", field="cache_id", got=str(cache))
+        if cache not in self._groups:
+            raise SpecError("no such cache in the plan", field="cache_id", got=str(cache))
+        return self._groups[cache]
+
+    # Looked up, not searched: a model may have ten thousand layers.
+    @cached_property
+    def _groups(self) -> dict[CacheId, KVCacheGroupSpec]:
+        return {cache: g for g in self.kv_cache_groups for cache in (*g.cache_ids, *g.shared)}
+
+    @cached_property
+    def _tensors(self) -> dict[CacheId, KVCacheTensor]:
+        return {cache: t for t in self.kv_cache_tensors for cache in t.shared_by}
+
+    @cached_property
+    def _positions(self) -> dict[CacheId, int]:
+        return {cache: i for g in self.kv_cache_groups for i, cache in enumerate(g.cache_ids)}
 
     def field_views(self, cache: CacheId) -> tuple[FieldView, ...]:
         """Where the fields of `cache` lie; a shared cache gives its owner's views."""
@@ -141,9 +154,9 @@ class KVCacheConfig:
         layout, ratio = group.layout, group.ratio
         if self.placement == "packed":
             stride = group.block_stride // ratio
-            base = group.cache_ids.index(owner) * layout.kernel_page_bytes
+            base = self._positions[owner] * layout.kernel_page_bytes
         else:
-            tensor = next(t for t in self.kv_cache_tensors if owner in t.shared_by)
+            tensor = self._tensors[owner]
             stride, base = tensor.block_stride // ratio, tensor.offset
         if layout.field_first:
             # Each field is its own run of N pieces, one run after the other.
@@ -162,10 +175,10 @@ class KVCacheConfig:
         if self.placement == "packed":
             # The r kernel pages of one layer are a kernel stride apart.
             kernel, page = group.block_stride // group.ratio, group.layout.kernel_page_bytes
-            base = group.cache_ids.index(owner) * page
+            base = self._positions[owner] * page
             first = block * group.ratio
             return [(base + j * kernel, base + j * kernel + page) for j in range(first, first + group.ratio)]
-        tensor = next(t for t in self.kv_cache_tensors if owner in t.shared_by)
+        tensor = self._tensors[owner]
         runs = len(group.layout.places) if group.layout.field_first else 1
         piece = tensor.block_stride // runs
         starts = [tensor.offset + (run * group.num_blocks + block) * piece for run in range(runs)]

@@ -12,6 +12,7 @@ from models.tiny import DEFAULT_RUN, SPECS, tiny_model
 from support.engines import make_llm
 from support.reference import full_logits
 
+import kvcore
 from kvcore.errors import UnsupportedModelError
 
 TOLERANCE = 1e-4
@@ -52,6 +53,20 @@ def check(path, variant: str) -> None:
 @pytest.mark.parametrize("name", DEFAULT_RUN)
 def test_default_run(name, variant, tmp_path_factory):
     check(tiny_model(name, tmp_path_factory.getbasetemp()), variant)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama4"])
+def test_a_window_that_nothing_outgrows_is_full_attention(name, tmp_path_factory):
+    """Windows and chunks of 16, sequences of 16: one group with the full layers, and transformers' logits."""
+    path = tiny_model(name, tmp_path_factory.getbasetemp())
+    keys = (f"model.path={path}", "device=cpu", "cache.memory=1MiB", "model.dtype=float32")
+    served = kvcore.LLM(*keys, "engine.max_model_len=16")
+    assert [g.spec.kind for g in served.plan.configs[0].kv_cache_groups] == ["full"]
+    texts = [s[:16] for s in sequences()]
+    for mine, theirs in zip(served.score(texts), full_logits(path, texts), strict=True):
+        assert float((mine - theirs).abs().max()) < TOLERANCE
+    longer = kvcore.LLM(*keys, "engine.max_model_len=17")
+    assert {g.spec.kind for g in longer.plan.configs[0].kv_cache_groups} - {"full"}
 
 
 @pytest.mark.long

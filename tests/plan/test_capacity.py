@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_models import Model, limits, models, spec
 
+from kvcore.attention.query import Mask
 from kvcore.errors import CapacityError
 from kvcore.plan.capacity import LONGEST, Capacity, Limits
 from kvcore.plan.config import KVCacheGroupSpec
@@ -214,3 +215,12 @@ def test_bytes_per_token_are_what_a_decoded_token_adds() -> None:
     made = plan(caches, {}, Budget(num_blocks=40), Limits(64))
     # Keys and values of 2 heads of 8 in 2 bytes; 128 and 192 bytes with a float32 scale for each 128.
     assert made.as_dict()["bytes_per_token"] == 2 * 2 * 8 * 2 + (128 + 4) + (192 + 8)
+
+
+@given(st.sampled_from(["window", "chunk"]), st.integers(1, 300), st.integers(1, 300))
+def test_a_mask_that_hides_nothing_is_none(kind: str, size: int, longest: int) -> None:
+    """Against the mask key by key."""
+    mask = Mask(window=size) if kind == "window" else Mask(chunk=size)
+    last = longest - 1
+    first_seen = max(0, last - size + 1) if kind == "window" else last // size * size
+    assert mask.within(longest) == (Mask() if first_seen == 0 else mask)

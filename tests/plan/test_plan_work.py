@@ -91,6 +91,8 @@ def test_ten_thousand_layers(name: str, where: str) -> None:
         profile.enable()
         made = plan(caches, {}, Budget(memory_bytes=64 << 30), Limits(8192), placement=where)
         made.explain()
+        for cache in caches:
+            made.configs[0].field_views(cache)
         profile.disable()
         return sum(entry.callcount for entry in profile.getstats())
 

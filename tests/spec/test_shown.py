@@ -71,3 +71,10 @@ def test_numbers_are_sorted_as_numbers() -> None:
     error = ConfigError("no", allowed={128, 1024, 64, 16})
     assert "allowed: 16, 64, 128, 1024" in str(error)
     assert error.as_dict()["error"]["allowed"] == [16, 64, 128, 1024]
+
+
+def test_a_value_of_thousands_of_signs_is_cut_for_people_alone() -> None:
+    error = ConfigError("no", got="M*" * 10_000)
+    assert len(str(error)) < 500
+    assert "(20000 characters)" in str(error)
+    assert error.as_dict()["error"]["got"] == "M*" * 10_000
