@@ -9,6 +9,7 @@ import torch
 
 from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch
+from kvcore.attention.device import gpu_facts
 from kvcore.attention.query import AttentionQuery
 from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import BackendUnsupportedError
@@ -243,13 +244,7 @@ def _bytes(field: torch.Tensor) -> torch.Tensor:
 
 
 def _target(device: torch.device, interpret: bool) -> Target:
-    facts = DeviceFacts(device.type)
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        if torch.version.hip:
-            facts = DeviceFacts("rocm", arch=properties.gcnArchName)
-        else:
-            facts = DeviceFacts("cuda", capability=(properties.major, properties.minor))
+    facts = (gpu_facts(device) if device.type == "cuda" else None) or DeviceFacts(device.type)
     found = target_of(facts, interpret=interpret)
     if found is None:
         raise BackendUnsupportedError(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from kvcore.attention.device import gpu_facts
 from kvcore.attention.spec import DeviceFacts
 from kvcore.config.schema import DeviceKeys
 from kvcore.errors import ConfigError
@@ -31,7 +32,7 @@ def device_facts(keys: DeviceKeys, *, ask_torch: bool = False) -> DeviceFacts:
     if keys.preset == "cpu":
         return _cpu()
     if keys.preset in ("auto", "cuda"):
-        found = _by_torch() if ask_torch else _by_driver()
+        found = gpu_facts() if ask_torch else _by_driver()
         if found is None and keys.preset == "cuda":
             raise ConfigError(
                 "this machine has no GPU that the installed torch can use",
@@ -71,29 +72,13 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _by_torch() -> DeviceFacts | None:
-    import torch  # only here: a plan must not load it
-
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(0)
-    rocm = torch.version.hip is not None
-    return DeviceFacts(
-        kind="rocm" if rocm else "cuda",
-        name=properties.name,
-        capability=None if rocm else (properties.major, properties.minor),
-        arch=getattr(properties, "gcnArchName", "").partition(":")[0] if rocm else "",
-        memory_bytes=properties.total_memory,
-    )
-
-
 def _by_driver() -> DeviceFacts | None:
     """What torch would find, without loading it: its build tells the kind, the driver the device."""
     build = _torch_build()
     if build is None:
         return None
     if build == "rocm":
-        return _by_torch()  # no small interface tells the architecture
+        return gpu_facts()  # no small interface tells the architecture
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

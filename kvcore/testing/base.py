@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
+from kvcore.attention.device import gpu_facts
 from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts
 from kvcore.errors import BackendError
 from kvcore.spec.dtypes import ceil_div
@@ -41,14 +42,7 @@ class Opened(NamedTuple):
 
 def here() -> DeviceFacts:
     """The device of this machine."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return DeviceFacts("cpu")
-    properties = torch.cuda.get_device_properties(0)
-    if torch.version.hip is not None:
-        return DeviceFacts("rocm", properties.name, arch=properties.gcnArchName.partition(":")[0])
-    return DeviceFacts("cuda", properties.name, (properties.major, properties.minor))
+    return gpu_facts() or DeviceFacts("cpu")
 
 
 def open_backend(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> Opened:
