@@ -203,6 +203,7 @@ def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, An
             facts.dtype,
             tied=Fields(geometry).get("tie_word_embeddings") is True,
             quantized=bool(quantization(Fields(geometry))),
+            layers=facts.num_layers,
         )
     return facts.weight_bytes
 

@@ -7,6 +7,7 @@ A file starts with eight bytes of length (little endian), then that much JSON: n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -97,7 +98,9 @@ def _damaged(file: Path, how: str) -> ModelError:
     )
 
 
-def weight_bytes(directory: str | Path, dtype: str, *, tied: bool, quantized: bool) -> int | None:
+def weight_bytes(
+    directory: str | Path, dtype: str, *, tied: bool, quantized: bool, layers: int | None = None
+) -> int | None:
     """Bytes of all weights as they will lie in memory; checks every file on the way.
 
     Counted are the files that transformers would load, in its order: the one file, else those of the index. Other files
@@ -108,6 +111,7 @@ def weight_bytes(directory: str | Path, dtype: str, *, tied: bool, quantized: bo
         dtype: Element type in which floating-point weights are loaded.
         tied: Whether the config ties the output to the embeddings; a second copy on disk is then loaded once.
         quantized: Whether the config says that the weights are quantized: elements of 8 bits or less stay as stored.
+        layers: Decoder layers of the model; weights of later ones (they predict further tokens) are not loaded.
 
     Returns:
         The bytes, or None where the directory has no safetensors checkpoint.
@@ -119,10 +123,18 @@ def weight_bytes(directory: str | Path, dtype: str, *, tied: bool, quantized: bo
     if not (folder / SINGLE).is_file() and not (folder / INDEX).is_file():
         return None
     found = {name: (file, entry) for file in weight_files(folder) for name, entry in read_header(file).items()}
+    if layers is not None:
+        found = {name: stored for name, stored in found.items() if _decoder_layer(name) < layers}
     if tied:
         for name in _second_copies(found):
             del found[name]
     return sum(_loaded_bytes(entry, dtype, quantized) for _, entry in found.values())
+
+
+def _decoder_layer(name: str) -> int:
+    """The decoder layer that a tensor belongs to; -1 for all others."""
+    layer = re.match(r"(?:model\.|language_model\.)*layers\.([0-9]{1,9})\.", name)
+    return int(layer[1]) if layer else -1
 
 
 # Floating-point types of the safetensors format that loading casts to the model's type; of quantized weights the

@@ -30,6 +30,31 @@ def call(capsys):
     return run_it
 
 
+def test_plan_says_where_another_placement_would_pad_less(call, tmp_path):
+    """Full layers with one KV head beside window layers with two; blocks of one size pad the smaller pages."""
+    config = {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "head_dim": 64,
+        "global_head_dim": 64,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "max_position_embeddings": 131072,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("plan", "device=cpu", "cache.memory=1GiB", f"model.path={tmp_path}")
+    status, out, _ = call(*asked, "cache.block_size=16")
+    assert (status, "note: cache.placement=packed would pad 1." in out) == (0, True)
+    for less in (("cache.block_size=16", "cache.placement=slots"), ()):
+        status, out, _ = call(*asked, *less)
+        assert (status, "would pad" in out) == (0, False)
+
+
 def test_every_second_layer_is_shown_as_such_everywhere(call, tmp_path):
     config = {
         "model_type": "gemma2",

@@ -150,3 +150,12 @@ def test_a_damaged_index_is_a_typed_error(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(ModelError, match=INDEX):
         count(tmp_path)
+
+
+def test_layers_beyond_the_models_own_are_not_loaded(tmp_path: Path) -> None:
+    """DeepSeek-V3 keeps a layer 61 of 61, which predicts further tokens; a vision tower counts its own layers."""
+    ten = torch.zeros(10, dtype=torch.bfloat16)
+    names = ["model.layers.0.w", "model.layers.1.w", "model.layers.2.w", "model.language_model.layers.10.w"]
+    save_file({n: ten.clone() for n in [*names, "model.visual.layers.7.w", "lm_head.w"]}, tmp_path / SINGLE)
+    assert weight_bytes(tmp_path, "bfloat16", tied=False, quantized=False) == 6 * 20
+    assert weight_bytes(tmp_path, "bfloat16", tied=False, quantized=False, layers=2) == 4 * 20
