@@ -47,6 +47,7 @@ class Request:
         end_ids: All tokens that end it, set when it is queued.
         logprobs: One entry a generated token, where they were asked for.
         error: What ended it, where `finish_reason` is error.
+        told: Whether the worker has the tokens so far that its penalties count.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Request:
     end_ids: frozenset[int] = frozenset()
     logprobs: list[Logprobs] = field(default_factory=list)
     error: KVCoreError | None = None
+    told: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -101,6 +103,7 @@ class Request:
         if self.forced is not None:
             return ()
         s, position = self.sampling, self.num_outputs
+        tell = s.penalized and not self.told
         ask = SampleAsk(
             s.temperature,
             s.top_p,
@@ -111,8 +114,8 @@ class Request:
             s.repetition_penalty,
             s.presence_penalty,
             s.frequency_penalty,
-            self.prompt_ids if s.penalized else (),
-            tuple(self.output_ids) if s.penalized else (),
+            self.prompt_ids if tell else (),
+            tuple(self.output_ids) if tell else (),
             tuple(sorted(self.end_ids)) if position < s.min_tokens else (),
             s.logprobs,
         )

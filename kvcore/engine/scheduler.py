@@ -93,6 +93,7 @@ class Scheduler:
         self.manager.begin(request.key, request.tokens, salt=salt)
         request.status = RequestStatus.WAITING
         request.num_computed = 0
+        request.told = False
         insort(self.waiting, request, key=lambda r: r.arrival)
 
     @property
@@ -152,6 +153,7 @@ class Scheduler:
             first = request.num_computed
             last = first + ask.num_scheduled
             samples = request.sample_asks() if last == len(request.tokens) else ()
+            request.told = request.told or bool(samples)
             rows.append(
                 ScheduledRow(
                     request.key,

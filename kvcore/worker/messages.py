@@ -24,7 +24,8 @@ class SampleAsk(NamedTuple):
             that a preempted request draws the same tokens again.
         min_p: Filter; 0.0 is off.
         repetition, presence, frequency: Penalties; 1.0, 0.0 and 0.0 are off.
-        prompt, output: Tokens so far, where a penalty is on; else empty.
+        prompt, output: Tokens so far, where a penalty is on; on the wire only with the first draw after each admission,
+            for the worker keeps them and adds those that it computes.
         banned: Ids that may not come yet.
         logprobs: How many likeliest tokens to tell beside the chosen one; None for no log-probabilities.
     """
@@ -46,7 +47,12 @@ class SampleAsk(NamedTuple):
     @property
     def adjusts(self) -> bool:
         """Whether the logits themselves change before a token is chosen."""
-        return bool(self.prompt or self.banned)
+        return bool(self.penalized or self.banned)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether a penalty is on."""
+        return self.repetition != 1.0 or self.presence != 0.0 or self.frequency != 0.0
 
 
 class ScheduledRow(NamedTuple):

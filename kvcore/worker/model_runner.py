@@ -67,6 +67,7 @@ class ModelRunner:
         self.logits_sink = logits_sink
         self.kv_caches: list[Mapping[str, torch.Tensor]] = []
         self._rows: dict[str, int] = {}
+        self._texts: dict[str, tuple[tuple[int, ...], list[int]]] = {}  # prompt and output, where a penalty counts them
         self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
 
     def bind(self, config: KVCacheConfig, cache: CacheEngine, backends: Mapping[str, AttentionBackend]) -> None:
@@ -125,6 +126,7 @@ class ModelRunner:
         return row
 
     def _drop(self, request_id: str) -> None:
+        self._texts.pop(request_id, None)
         row = self._rows.pop(request_id, None)
         if row is not None:  # a request may end before it ever ran
             self._free_rows.append(row)
@@ -151,6 +153,19 @@ class ModelRunner:
         after = "no attention layer's numbers: what comes behind the last of them"
         return tuple(NotFinite(row, found.get(row, after)) for row in wrong)
 
+    def _asks(self, row: ScheduledRow) -> tuple[SampleAsk, ...]:
+        """The draws of a row, with the tokens that penalties count."""
+        if not any(ask.penalized for ask in row.samples):
+            return row.samples
+        if row.samples[0].prompt:
+            self._texts[row.request_id] = (row.samples[0].prompt, list(row.samples[0].output))
+        elif row.request_id in self._texts:
+            self._texts[row.request_id][1].extend(row.token_ids)
+        else:
+            raise IntegrityError("a penalty counts tokens that were never sent", field="prompt", got=row.request_id)
+        prompt, output = self._texts[row.request_id]
+        return tuple(ask._replace(prompt=prompt, output=tuple(output)) for ask in row.samples)
+
     def _draw(
         self, output: SchedulerOutput, logits_NV: torch.Tensor, wrong: Sequence[int]
     ) -> tuple[tuple[tuple[int, ...], ...], dict[int, tuple[Logprobs, ...]]]:
@@ -161,7 +176,7 @@ class ModelRunner:
             if r.keep_logits and self.logits_sink is not None:
                 self.logits_sink(r.request_id, r.num_computed, logits_NV[start : start + count])
             start += count
-            asks.append(r.samples if i not in wrong else ())
+            asks.append(self._asks(r) if i not in wrong else ())
             if asks[-1]:
                 last.append(start - 1)
         sampled = [i for i, a in enumerate(asks) if a]

@@ -150,6 +150,8 @@ def test_special_tokens_without_end_are_forgotten():
         (["a", "<0xC3>", "</s>", "<0xA9>", "<pad>", "b"], "<pad>b", "aé"),
         (["a", "<0xC3>", "</s>", "<0xC3>", "</s>"], f"{BROKEN}</s>{BROKEN}</s>", "a"),
         (["<0xF0>", "<0x9F>", "<0x98>", "</s>", "<0x80>", "<pad>", "a"], "<pad>a", "😀"),
+        (["<0xF0>", "<0x9F>", "<0x98>", "</s>", "<0x80>", "<pad>", "a"], "a</s>", None),
+        (["<0xF0>"] * 400 + ["</s>"] * 300, "</s>" * 290, BROKEN * 400),  # what waits is decoded once
         (["<0xF0>"] * 40 + ["</s>"] * 3, "</s></s></s>", BROKEN * 40),
         (["</s>", "<0xC3>", "<0xA9>", "</s>", "<0xC3>", "<pad>", "<pad>"], "<pad><pad>", BROKEN * 3),
     ],
@@ -179,11 +181,23 @@ def test_work_is_linear_with_special_tokens_and_stop_strings(kind, stop, pattern
         half, many = [byte] * (count // 2), [end] * (count // 2)
         for i in {"block": half + many, "turn": [byte, end] * (count // 2), "turns": many + half + many}[pattern]:
             stream.push(i)
+            assert len(stream._specials) <= len(stop)
         stream.finish()
         work[count] = counting.decoded
-        assert len(stream._specials) <= len(stop)
     assert work[2000] <= 12 * 2000
     assert work[2000] <= 2.5 * work[1000] + 600
+
+
+def test_nothing_is_matched_across_a_special_token_whose_place_is_not_known():
+    tokenizer = KINDS["byte_fallback"]()
+    stream = TextStream(tokenizer, (f"</s>{BROKEN}a",))
+    byte, end, pad, a = tokenizer._tokenizer.convert_tokens_to_ids(["<0xC3>", "</s>", "<pad>", "a"])
+    stream.push(byte)
+    stream.push(end)
+    stream.push(byte)
+    stream._detokenizer._allowance = -100
+    stream.push(pad)
+    assert (stream.push(a), stream.stopped) == (BROKEN * 2 + "a", False)
 
 
 @pytest.mark.parametrize("name", ["<pad>", "<s>"])

@@ -154,6 +154,55 @@ def test_preemption_changes_no_draw(path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+PENALIZED = {"temperature": 1.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.5}
+
+
+def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, fail_at: int = 0) -> list[SchedulerOutput]:
+    """The steps that are sent from now on; the worker of one of them fails after it has run."""
+    sent: list[SchedulerOutput] = []
+    execute = llm.core.executor.execute
+
+    def recorded(output: SchedulerOutput) -> Any:
+        sent.append(output)
+        result = execute(SchedulerOutput.from_bytes(output.to_bytes()))
+        if len(sent) == fail_at:
+            raise RuntimeError("on purpose")
+        return result
+
+    monkeypatch.setattr(llm.core.executor, "execute", recorded)
+    return sent
+
+
+def test_tokens_that_penalties_count_are_sent_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = watch(llm, monkeypatch)
+    ask(llm, PROMPT * 4, **PENALIZED, max_tokens=30)
+    asks = [a for output in sent for row in output.rows for a in row.samples]
+    assert [bool(a.prompt or a.output) for a in asks] == [True] + [False] * 29
+    assert max(len(output.to_bytes()) for output in sent[2:]) < 200
+    ask(llm)
+    assert llm.core.executor.worker.runner._texts == {}  # dropped with the request
+
+
+def test_samples_of_one_prompt_are_penalized_like_requests_of_their_own(llm: LLM) -> None:
+    want = [ask(llm, **PENALIZED, seed=seed).output_ids for seed in (5, 6, 7)]
+    found: dict[int, list[int]] = {}
+    llm.core.add_request("x", PROMPT, SamplingParams(**PENALIZED, n=3, seed=5, max_tokens=24, ignore_eos=True))
+    while llm.core.has_unfinished:
+        for new in llm.core.step():
+            found[new.request.sample] = new.request.output_ids
+    assert [found[i] for i in range(3)] == want
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 5])
+def test_a_step_that_failed_leaves_no_tokens_to_count(llm: LLM, monkeypatch: pytest.MonkeyPatch, fail_at: int) -> None:
+    want = ask(llm, **PENALIZED).output_ids
+    with monkeypatch.context() as patch:
+        watch(llm, patch, fail_at)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            ask(llm, PROMPT[::-1], **PENALIZED)
+    assert ask(llm, **PENALIZED).output_ids == want  # of the same name
+
+
 def test_a_request_that_leaves_itself_no_token_ends_alone(llm: LLM) -> None:
     every = tuple(range(256))
     bad = llm.core.add_request("bad", PROMPT, SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=every))
@@ -172,6 +221,7 @@ def test_asks_survive_the_wire(llm: LLM) -> None:
     output = llm.core.scheduler.schedule()
     assert output is not None
     assert SchedulerOutput.from_bytes(output.to_bytes()) == output
+    request.told = False
     assert output.rows[0].samples == request.sample_asks()
     assert {7, 8} < set(output.rows[0].samples[0].banned)  # and the model's end of text
     llm.core.scheduler.abandon(output)

@@ -144,7 +144,8 @@ def test_a_file_that_cannot_be_read_says_which(tmp_path: Path, content: bytes, s
 
 
 @pytest.mark.parametrize(
-    "content", ['{"weight_map": {"a": 5}}', '{"weight_map": []}', '{"weight_map": {"a": null}}', "[]", "{"]
+    "content",
+    ['{"weight_map": {"a": 5}}', '{"weight_map": []}', '{"weight_map": {"a": null}}', "[]", "{", "[" * 100_000],
 )
 def test_a_damaged_index_is_a_typed_error(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
