@@ -20,7 +20,6 @@ class TextStream:
         min_tokens: The text of so many tokens is out of their reach.
 
     Attributes:
-        text: All text released so far.
         stopped: Whether a stop string has ended it.
         stop_reason: The stop string that has.
     """
@@ -33,9 +32,14 @@ class TextStream:
         self._early = min_tokens
         self._held = ""
         self._specials: list[tuple[int, str]] = []  # place in the text from that held on, and how the token is spelled
-        self.text = ""
+        self._pieces: list[str] = []
         self.stopped = False
         self.stop_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        return "".join(self._pieces)
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token, possibly empty."""
@@ -61,7 +65,7 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         self._held, self._specials = "", []
-        self.text += text
+        self._pieces.append(text)
         return text
 
     def _end_at_special(self, special: str) -> str:
@@ -115,7 +119,7 @@ class TextStream:
             if at + length > spelled_from  # its spelling ends behind the place from where a match can begin
         ]
         released, self._held = self._held[:keep], self._held[keep:]
-        self.text += released
+        self._pieces.append(released)
         return released
 
 
