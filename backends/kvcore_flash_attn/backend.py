@@ -40,18 +40,15 @@ class FlashAttnBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        batch: Batch,
         metadata: Step,
     ) -> None:
         """Through the core: the library writes only where its own decode call does, and skips no token."""
-        count = batch.num_tokens
-        metadata.writer.write({name: tensors[name][:count] for name in ("k", "v")}, cache)
+        metadata.writer.write({name: tensors[name] for name in ("k", "v")}, cache)
 
     def attend(
         self,
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
-        fresh: Mapping[str, torch.Tensor] | None,
         cache: Mapping[str, torch.Tensor],
         metadata: Step,
         out: torch.Tensor,

@@ -47,7 +47,6 @@ class FlashInferBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        batch: Batch,
         metadata: Step,
     ) -> None:
         """Through the core.
@@ -55,8 +54,7 @@ class FlashInferBackend(AttentionBackend):
         The library's own append skips no token, converts no dtype and checks neither; its positions would
         have to be computed by a kernel from what the slot mapping says already.
         """
-        count = batch.num_tokens
-        values = {name: tensors[name][:count] for name in ("k", "v")}
+        values = {name: tensors[name] for name in ("k", "v")}
         if layer.query.quant is not None:
             values = encode(layer, values, cache)
         metadata.writer.write(values, cache)
@@ -65,7 +63,6 @@ class FlashInferBackend(AttentionBackend):
         self,
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
-        fresh: Mapping[str, torch.Tensor] | None,
         cache: Mapping[str, torch.Tensor],
         metadata: Step,
         out: torch.Tensor,

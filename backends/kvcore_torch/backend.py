@@ -36,15 +36,12 @@ class TorchBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        batch: Batch,
         metadata: StepPlan,
     ) -> None:
         """Keys and values into their slots, converted to the cache's dtype, or quantized."""
-        count = batch.num_tokens
+        rows = slice(len(metadata.write_blocks)) if metadata.write_rows is None else metadata.write_rows
         for name in ("k", "v"):
-            values = tensors[name][:count]
-            if metadata.write_rows is not None:
-                values = values[metadata.write_rows]
+            values = tensors[name][rows]
             fields = {name: values}
             if layer.query.quant is not None:
                 fields = encode(layer, name, values, cache[name].dtype)
@@ -58,7 +55,6 @@ class TorchBackend(AttentionBackend):
         self,
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
-        fresh: Mapping[str, torch.Tensor] | None,
         cache: Mapping[str, torch.Tensor],
         metadata: StepPlan,
         out: torch.Tensor,

@@ -85,7 +85,6 @@ class TritonBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        batch: Batch,
         metadata: StepPlan,
     ) -> None:
         """Keys and values into their slots, quantized where the layout says so, in one kernel."""
@@ -117,7 +116,6 @@ class TritonBackend(AttentionBackend):
         self,
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
-        fresh: Mapping[str, torch.Tensor] | None,
         cache: Mapping[str, torch.Tensor],
         metadata: StepPlan,
         out: torch.Tensor,

@@ -73,7 +73,6 @@ class AttentionBackend(ABC):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        batch: Batch,
         metadata: Any,
     ) -> None:
         """Store the step's tokens into the slots of the group's slot mapping; -1 writes nothing.
@@ -83,7 +82,6 @@ class AttentionBackend(ABC):
             tensors: For KV heads ``k`` [T, K, D] and ``v`` [T, K, Dv]; quantized where the layout says so.
                 For latents ``latent`` [T, rank + rope_dim].
             cache: The layer's field views.
-            batch: The step.
             metadata: From `prepare`.
         """
 
@@ -92,7 +90,6 @@ class AttentionBackend(ABC):
         self,
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
-        fresh: Mapping[str, torch.Tensor] | None,
         cache: Mapping[str, torch.Tensor],
         metadata: Any,
         out: torch.Tensor,
@@ -104,18 +101,9 @@ class AttentionBackend(ABC):
             layer: The layer.
             query: ``q`` [T, H, D]. Over latents it is absorbed: D is rank + rope_dim, the latent is the key
                 of every head, and its first `rank` elements are the value (arXiv 2405.04434, appendix C).
-            fresh: The tensors just given to `write`, or None where the layer shares another's cache.
             cache: The layer's field views; the step's tokens are already written.
             metadata: From `prepare`.
             out: [T, H, Dv]; a row that sees no key becomes 0.
             lse: float32 [T, H] natural log-sum-exp after scale and soft-cap, the sink included;
                 -inf for a row that sees no key. None when it is not wanted.
         """
-
-    def copy_blocks(self, cache: Mapping[str, torch.Tensor], pairs: torch.Tensor) -> bool:
-        """Optional: copy kernel blocks, int64 [n, 2] of (from, to); False leaves it to the core."""
-        return False
-
-    def zero_blocks(self, cache: Mapping[str, torch.Tensor], blocks: torch.Tensor) -> bool:
-        """Optional: zero kernel blocks, int64 [n]; False leaves it to the core."""
-        return False

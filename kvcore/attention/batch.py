@@ -67,7 +67,6 @@ class Batch:
         max_seq_len: Longest sequence after this step.
         padded_tokens: Tokens with padding (equal to `num_tokens` without graph capture).
         capacity_seqs, capacity_tokens: What the persistent buffers can hold.
-        common_prefix_blocks: Leading kernel blocks shared by all rows, per KV group (0: unknown).
     """
 
     query_start_loc: torch.Tensor
@@ -84,7 +83,6 @@ class Batch:
     padded_tokens: int
     capacity_seqs: int
     capacity_tokens: int
-    common_prefix_blocks: Sequence[int] = ()
 
     @property
     def num_seqs(self) -> int:

@@ -150,7 +150,6 @@ class BatchBuilder:
             padded_tokens=tokens,
             capacity_seqs=most,
             capacity_tokens=self.max_tokens,
-            common_prefix_blocks=(0,) * len(self.groups),
         )
 
     def _kv_lens(self, group: KVCacheGroupSpec, rows: TableRows, seq_lens: Int32Array) -> Int32Array:

@@ -26,11 +26,12 @@ class SlotWriter:
         """Store every field of `values`.
 
         Args:
-            values: Per field [T, *axes without the token], in the field's dtype or one that converts to it.
+            values: Per field at least [T, *axes without the token], in the field's dtype or one that converts to it;
+                rows beyond the slots are padding.
             cache: Per field the view [N, *axes in memory order].
         """
         for name, tokens_T in values.items():
-            write_slots(cache[name].permute(self._order[name]), tokens_T, self.slots_T)
+            write_slots(cache[name].permute(self._order[name]), tokens_T[: len(self.slots_T)], self.slots_T)
 
 
 def _token_first(field: LayoutField) -> tuple[int, ...]:

@@ -61,29 +61,21 @@ def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list
     guard, results = Guard(scene), []
     for layer in scene.layers:
         mine = metadata[layer.kv_group]
-        fresh = None
         if not layer.layer.shared:
-            fresh = scene.fresh(layer, fused=fused)
-            given = keep_given(fresh)
-            context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], batch, mine)
+            tensors = scene.fresh(layer, fused=fused)
+            given = keep_given(tensors)
+            context.backend.write(layer.layer, tensors, scene.views[layer.layer.cache_id], mine)
             given.unchanged("write")
             step.unchanged("write")
             guard.written(layer, scene.step_slots(layer.kv_group))
         q = scene.fuse([layer.q, layer.q])[0] if fused else layer.q
-        results.append(attend_once(context, scene, layer, q, fresh, mine))
+        results.append(attend_once(context, scene, layer, q, mine))
         step.unchanged("attend")
         guard.unchanged("attend changed the cache")
     return results
 
 
-def attend_once(
-    context: Context,
-    scene: Scene,
-    layer: SceneLayer,
-    q: torch.Tensor,
-    fresh: dict[str, torch.Tensor] | None,
-    metadata: Any,
-) -> Result:
+def attend_once(context: Context, scene: Scene, layer: SceneLayer, q: torch.Tensor, metadata: Any) -> Result:
     """One call of `attend`, with rows around the results that must stay as they are."""
     tokens, heads, _ = q.shape
     device = q.device
@@ -92,11 +84,11 @@ def attend_once(
     out, lse = outs[GUARD_ROWS:-GUARD_ROWS], lses[GUARD_ROWS:-GUARD_ROWS]
     out.fill_(torch.nan)
     lse.fill_(torch.nan)
-    wants, given = layer.query.lse, keep_given({} if fresh is None else fresh)
+    wants = layer.query.lse
     queries = Kept({"the queries": q})
     facts = _facts(out)
     answer: object = context.backend.attend(
-        layer.layer, {"q": q}, fresh, scene.views[layer.layer.cache_id], metadata, out, lse if wants else None
+        layer.layer, {"q": q}, scene.views[layer.layer.cache_id], metadata, out, lse if wants else None
     )
     if answer is not None:
         shown = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
@@ -108,7 +100,6 @@ def attend_once(
         if not bool((around == SENTINEL).all()):
             raise CheckFailure(f"attend wrote outside `{name}`")
     queries.unchanged("attend")
-    given.unchanged("attend")
     return Result(out, lse if wants else None)
 
 
@@ -125,17 +116,8 @@ def judge_all(scene: Scene, results: list[Result]) -> Measure:
 
 
 def judge(scene: Scene, layer: SceneLayer, result: Result) -> Measure:
-    """One layer against the oracle.
-
-    Where the cache is coarser than the queries, the step's own tokens count as the cache holds them, or as
-    they were given: a backend may read either, for the whole step.
-    """
+    """One layer against the oracle; the step's own tokens count as the cache holds them, like all others."""
     measure, text = compare(layer, result, scene.answer(layer))
-    coarse = layer.content.dtype != layer.query.dtype or layer.quantized
-    if text and coarse and not layer.layer.shared:
-        other, other_text = compare(layer, result, scene.answer(layer, exact_fresh=True))
-        if not other_text:
-            return other
     if text:
         hint = _ignored(scene, layer, result)
         name = "" if len(scene.layers) == 1 else f"{layer.layer.cache_id}: "

@@ -58,14 +58,14 @@ def check_capture(context: Context) -> Measure:
     run_step(context, scene)
     metadata = [context.backend.prepare(scene.batch, group) for group in scene.groups()]
     layer = scene.layers[0]
-    q, fresh = layer.q.clone(), scene.fresh(layer)
+    q = layer.q.clone()
     out = torch.empty((*q.shape[:2], layer.query.head_dim_v), dtype=q.dtype, device=q.device)
     cache = scene.views[layer.layer.cache_id]
-    context.backend.attend(layer.layer, {"q": q}, fresh, cache, metadata[0], out)
+    context.backend.attend(layer.layer, {"q": q}, cache, metadata[0], out)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        context.backend.attend(layer.layer, {"q": q}, fresh, cache, metadata[0], out)
+        context.backend.attend(layer.layer, {"q": q}, cache, metadata[0], out)
     q.copy_(layer.q.flip(0))
     out.fill_(torch.nan)
     graph.replay()
@@ -107,8 +107,8 @@ def check_batch_invariant(context: Context) -> Measure:
             groups = scene.groups()
             metadata = context.backend.prepare(alone, groups[layer.kv_group])
             fresh = {n: t[rows].contiguous() for n, t in scene.fresh(layer).items()}
-            context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], alone, metadata)
-            got = attend_once(context, scene, layer, layer.q[rows].contiguous(), fresh, metadata)
+            context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata)
+            got = attend_once(context, scene, layer, layer.q[rows].contiguous(), metadata)
             among = Result(result.out[rows], None if result.lse is None else result.lse[rows])
             if not got.same_bits(among):
                 raise CheckFailure(f"declared batch-invariant, but sequence {row} alone gives other bits")

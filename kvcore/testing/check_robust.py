@@ -49,8 +49,8 @@ def check_steps(context: Context) -> Measure:
             for name, x in (("k", layer.k), ("v", layer.v))
         }
         cache = scene.views[layer.layer.cache_id]
-        context.backend.write(layer.layer, fresh, cache, earlier, metadata[layer.kv_group])
-        attend_once(context, scene, layer, layer.q[: len(rows)].contiguous(), fresh, metadata[layer.kv_group])
+        context.backend.write(layer.layer, fresh, cache, metadata[layer.kv_group])
+        attend_once(context, scene, layer, layer.q[: len(rows)].contiguous(), metadata[layer.kv_group])
     scene.batch = scene.build()
     return judge_all(scene, run_step(context, scene))
 
@@ -64,11 +64,11 @@ def check_padded(context: Context) -> Measure:
     for layer in scene.layers:
         fresh = {n: torch.cat([t, torch.ones_like(t[:extra])]) for n, t in scene.fresh(layer).items()}
         before = scene.memory().copy()
-        context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], batch, metadata[layer.kv_group])
+        context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata[layer.kv_group])
         _null_block_is_zero(scene, before)
         q = torch.cat([layer.q, empty_like(scene, layer, extra)])
         guard = Guard(scene)
-        result = attend_once(context, scene, layer, q, fresh, metadata[layer.kv_group])
+        result = attend_once(context, scene, layer, q, metadata[layer.kv_group])
         guard.unchanged("attend changed the cache")
         _rows_without_keys(result, extra)
         cut = Result(result.out[:-extra], None if result.lse is None else result.lse[:-extra])

@@ -174,7 +174,7 @@ class Scene:
 
     # -- what is right -------------------------------------------------------------------------------
 
-    def answer(self, layer: SceneLayer, *, exact_fresh: bool = False, rules: Rules | None = None) -> Answer:
+    def answer(self, layer: SceneLayer, *, written: bool = True, rules: Rules | None = None) -> Answer:
         """The oracle's answer, from the numbers that the cache must hold.
 
         Where the cache is quantized, the step's own tokens are the ones that it does hold: of two codes that
@@ -182,18 +182,11 @@ class Scene:
 
         Args:
             layer: The layer.
-            exact_fresh: Take the step's own tokens as they were given, not as the cache rounds them:
-                a backend may use either.
+            written: Whether a backend has written the step's own tokens; else they count as the oracle encodes them.
             rules: Other rules than the layer's, to see what a feature changes.
         """
         seqs = self.case.seqs
-        keys, values = (
-            [
-                self._as_stored(layer, name, i, seqs[i].computed if exact_fresh else seqs[i].length)
-                for i in range(len(seqs))
-            ]
-            for name in ("k", "v")
-        )
+        keys, values = ([self._as_stored(layer, name, i, written) for i in range(len(seqs))] for name in ("k", "v"))
         return attention(
             rules or layer.rules(),
             layer.q.double().cpu().numpy(),
@@ -203,20 +196,20 @@ class Scene:
             [s.scheduled for s in seqs],
         )
 
-    def _as_stored(self, layer: SceneLayer, name: str, s: int, count: int) -> Array:
-        """Keys or values of a sequence: the first `count` as the cache holds them, the rest as given."""
+    def _as_stored(self, layer: SceneLayer, name: str, s: int, written: bool) -> Array:
+        """Keys or values of a sequence as the cache holds them."""
         if isinstance(layer.content, Latent):
-            return self._field_as_stored(layer, "latent", s, count)[:, :, : layer.dense(name)[s].shape[2]]
-        return self._field_as_stored(layer, name, s, count)
+            return self._field_as_stored(layer, "latent", s, written)[:, :, : layer.dense(name)[s].shape[2]]
+        return self._field_as_stored(layer, name, s, written)
 
-    def _field_as_stored(self, layer: SceneLayer, name: str, s: int, count: int) -> Array:
+    def _field_as_stored(self, layer: SceneLayer, name: str, s: int, written: bool) -> Array:
         seq, dense, scale = self.case.seqs[s], layer.dense(name)[s], layer.scale(name)
         stored = quant_oracle.encode(layer.content, name, dense, scale)
         rounded = quant_oracle.decode(layer.content, name, stored, scale)
-        if layer.quantized and count == seq.length and not layer.layer.shared:
+        if layer.quantized and written and not layer.layer.shared:
             held = self.stored(layer, self.slots[layer.kv_group][s][seq.computed :], name)
             rounded[seq.computed :] = quant_oracle.decode(layer.content, name, held, scale)
-        return np.concatenate([rounded[:count], dense[count:]])
+        return rounded
 
     def stored(self, layer: SceneLayer, slots: list[int], name: str) -> dict[str, torch.Tensor]:
         """What some slots of a layer hold now: the field and its scale field, where there is one."""

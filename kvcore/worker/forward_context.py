@@ -88,13 +88,11 @@ class StepContext(ForwardContext):
         if self._batch is None:
             raise IntegrityError("attention was called outside a step", field="batch", got=None)
         metadata = self._metadata[bound.attention_group]
-        fresh = None
         if not bound.layer.shared:
-            fresh = {"k": key_TKD, "v": value_TKDv}
-            bound.backend.write(bound.layer, fresh, bound.cache, self._batch, metadata)
+            bound.backend.write(bound.layer, {"k": key_TKD, "v": value_TKDv}, bound.cache, metadata)
         heads, dim_v = query_THD.shape[1], bound.layer.query.head_dim_v
         out_THD = query_THD.new_empty(query_THD.shape[0], heads, dim_v)
-        bound.backend.attend(bound.layer, {"q": query_THD}, fresh, bound.cache, metadata, out_THD)
+        bound.backend.attend(bound.layer, {"q": query_THD}, bound.cache, metadata, out_THD)
         if self._watched:
             given = {"queries": query_THD, "keys": key_TKD, "values": value_TKDv}
             self._look(cache_id, {**given, "attention output": out_THD})

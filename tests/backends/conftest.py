@@ -156,12 +156,12 @@ class Scene:
             name: torch.cat([x[n - c :] for x, n, c in zip(all_, self.lengths, self.scheduled, strict=True)])
             for name, all_ in (("k", self.k), ("v", self.v))
         }
-        backend.write(self.layer, fresh, self.cache, batch, metadata)
+        backend.write(self.layer, fresh, self.cache, metadata)
         total = sum(self.scheduled)
         out = torch.full((total, self.query.num_heads, self.query.head_dim_v), torch.nan, dtype=self.q.dtype)
         want = self.query.lse if want_lse is None else want_lse
         lse = torch.full((total, self.query.num_heads), torch.nan) if want else None
-        backend.attend(self.layer, {"q": self.q}, fresh, self.cache, metadata, out, lse)
+        backend.attend(self.layer, {"q": self.q}, self.cache, metadata, out, lse)
         return out, lse
 
     def expected(self):

@@ -135,7 +135,7 @@ def test_rows_beyond_the_tokens_of_the_step_are_not_written(scene):
         for name, rows in (("k", s.k), ("v", s.v))
     }
     padded = {name: torch.cat([t, torch.full_like(t[:3], 7.0)]) for name, t in fresh.items()}
-    made.write(s.layer, padded, s.cache, batch, made.prepare(batch, group))
+    made.write(s.layer, padded, s.cache, made.prepare(batch, group))
     assert all(torch.equal(s.slot("k", 0, j), s.k[0][j]) for j in range(10, 30))
     assert torch.equal(s.slot("v", 1, 16), s.v[1][16])
 

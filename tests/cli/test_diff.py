@@ -38,8 +38,8 @@ class WrongAnswer(TorchBackend):
         self.batch = batch
         return super().prepare(batch, group)
 
-    def attend(self, layer: Any, query: Any, fresh: Any, cache: Any, metadata: Any, out: Any, lse: Any = None) -> None:
-        super().attend(layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer: Any, query: Any, cache: Any, metadata: Any, out: Any, lse: Any = None) -> None:
+        super().attend(layer, query, cache, metadata, out, lse)
         starts, computed = self.batch.query_start_loc_host, self.batch.num_computed_host
         for s in range(self.batch.num_seqs):
             row = int(starts[s]) + self.position - int(computed[s])
@@ -50,11 +50,11 @@ class WrongAnswer(TorchBackend):
 class WrongWrite(TorchBackend):
     """Stores another value for the fourth token of a step, in layer 0: the queries from there on see it."""
 
-    def write(self, layer: Any, tensors: Any, cache: Any, batch: Any, metadata: Any) -> None:
+    def write(self, layer: Any, tensors: Any, cache: Any, metadata: Any) -> None:
         value = tensors["v"].clone()
         if layer.cache_id.layer == 0 and len(value) > 3:
             value[3, 0] += 0.5  # KV head 0 alone
-        super().write(layer, {"k": tensors["k"], "v": value}, cache, batch, metadata)
+        super().write(layer, {"k": tensors["k"], "v": value}, cache, metadata)
 
 
 class Raises(TorchBackend):

@@ -23,15 +23,15 @@ class Hostile(TorchBackend):
             self.meddle(group.layers[0], {}, batch)
         return made
 
-    def write(self, layer, tensors, cache, batch, metadata):
-        super().write(layer, tensors, cache, batch, metadata)
+    def write(self, layer, tensors, cache, metadata):
+        super().write(layer, tensors, cache, metadata)
         if self.where == "write":
-            self.meddle(layer, tensors, batch)
+            self.meddle(layer, tensors, self.batch)
 
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        super().attend(layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        super().attend(layer, query, cache, metadata, out, lse)
         if self.where == "attend":
-            self.meddle(layer, fresh, self.batch)
+            self.meddle(layer, query, self.batch)
 
 
 def outcome(case, where, meddle):
@@ -59,7 +59,7 @@ def outcome(case, where, meddle):
             lambda s, x, f, b: x.k_scale.fill_(1.0),
             "k_scale",
         ),
-        ("L2.attend.base.mixed", "attend", lambda s, x, f, b: f["v"].zero_(), "the v that it was given"),
+        ("L2.attend.base.mixed", "attend", lambda s, x, f, b: f["q"].zero_(), "the queries"),
         ("L2.attend.base.mixed", "write", lambda s, x, f, b: f["k"].zero_(), "the k that it was given"),
         ("L1.write.base.mixed", "write", lambda s, x, f, b: f["k"].zero_(), "the k that it was given"),
         ("L2.attend.base.mixed", "prepare", lambda s, x, f, b: b.groups[0].block_table_SN.zero_(), "block_table_SN"),
@@ -77,7 +77,7 @@ def test_what_is_given_stays_as_it_is(case, where, meddle, words):
 def test_an_ignored_sink_that_is_wiped_is_no_pass():
     """The facts that the oracle judges by are its own."""
 
-    def wipe(self, layer, fresh, batch):
+    def wipe(self, layer, given, batch):
         layer.sinks.fill_(-float("inf"))
 
     found, reason = outcome("L2.attend.sinks=true.decode", "prepare", wipe)
@@ -89,8 +89,8 @@ def test_a_log_sum_exp_that_never_repeats_is_not_deterministic():
     calls = []
 
     class Drifting(TorchBackend):
-        def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-            super().attend(layer, query, fresh, cache, metadata, out, lse)
+        def attend(self, layer, query, cache, metadata, out, lse=None):
+            super().attend(layer, query, cache, metadata, out, lse)
             calls.append(1)
             if lse is not None:
                 lse += 1e-7 * len(calls)

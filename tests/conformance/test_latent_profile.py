@@ -29,7 +29,7 @@ class LatentBackend(AttentionBackend):
     def prepare(self, batch, group):
         return batch, batch.groups[group.kv_group]
 
-    def write(self, layer, tensors, cache, batch, metadata):
+    def write(self, layer, tensors, cache, metadata):
         slots = metadata[1].slot_mapping_T
         keep = slots >= 0
         size = cache["latent"].shape[1]
@@ -40,7 +40,7 @@ class LatentBackend(AttentionBackend):
     def rank_slice(self, query):
         return slice(0, query.head_dim_v)
 
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         batch, group = metadata
         out.zero_()
         size = cache["latent"].shape[1]
@@ -118,19 +118,19 @@ def late_rank(self, query):
     return slice(query.head_dim - query.head_dim_v, query.head_dim)
 
 
-def default_scale(self, layer, query, fresh, cache, metadata, out, lse=None):
+def default_scale(self, layer, query, cache, metadata, out, lse=None):
     query = {"q": query["q"] * (layer.query.head_dim**-0.5 / layer.query.softmax_scale)}
-    LatentBackend.attend(self, layer, query, fresh, cache, metadata, out, lse)
+    LatentBackend.attend(self, layer, query, cache, metadata, out, lse)
 
 
-def padding_to_block_0(self, layer, tensors, cache, batch, metadata):
+def padding_to_block_0(self, layer, tensors, cache, metadata):
     cache["latent"][0, 0] = tensors["latent"][0].to(cache["latent"].dtype)
-    LatentBackend.write(self, layer, tensors, cache, batch, metadata)
+    LatentBackend.write(self, layer, tensors, cache, metadata)
 
 
-def transposed_write(self, layer, tensors, cache, batch, metadata):
+def transposed_write(self, layer, tensors, cache, metadata):
     flipped = {"latent": tensors["latent"].flip(1)}
-    LatentBackend.write(self, layer, flipped, cache, batch, metadata)
+    LatentBackend.write(self, layer, flipped, cache, metadata)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ BY_NAME = {m.name: m for m in MUTANTS}
 ALONE = {
     "L0": "accepts_any_device",
     "L1": "padding_only_at_the_end",
-    "L2": "needs_the_fresh_keys",
+    "L2": "shared_layers_read_nothing",
     "L3": "offsets_of_31_bits",
     "L4": "lse_of_nothing_is_inf",
     "L5": "divides_by_place",

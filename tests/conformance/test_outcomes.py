@@ -90,21 +90,21 @@ def test_one_that_raises_in_a_kernel(error):
 
 
 def test_one_that_returns_its_result():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         return torch.zeros(out.shape[0], 3)
 
     fails(liar(attend=attend), "belongs into `out`")
 
 
 def test_one_that_changes_the_shape_of_the_result():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         out.resize_(out.shape[0], 1)
 
     fails(liar(attend=attend), "")
 
 
 def test_one_that_changes_the_dtype_of_the_result():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         out.data = out.data.to(torch.float16)
 
     fails(liar(attend=attend), "")
@@ -115,32 +115,32 @@ def test_one_that_writes_nothing():
 
 
 def test_one_that_writes_around_the_result():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        attend_of(self, layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        attend_of(self, layer, query, cache, metadata, out, lse)
         out.as_strided((1,), (1,), out.storage_offset() - 1).fill_(0)
 
     fails(liar(attend=attend), "outside `out`")
 
 
 def test_one_that_writes_into_the_null_block():
-    def write(self, layer, tensors, cache, batch, metadata):
-        super(type(self), self).write(layer, tensors, cache, batch, metadata)
+    def write(self, layer, tensors, cache, metadata):
+        super(type(self), self).write(layer, tensors, cache, metadata)
         cache["k"][0, 0, 0, 0] = 1
 
     fails(liar(write=write), "null block")
 
 
 def test_one_that_writes_while_it_reads():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        attend_of(self, layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        attend_of(self, layer, query, cache, metadata, out, lse)
         cache["v"][-1, 0, 0, 0] = 1
 
     fails(liar(attend=attend), "attend changed the cache")
 
 
 def test_one_that_scribbles_on_the_queries():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        attend_of(self, layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        attend_of(self, layer, query, cache, metadata, out, lse)
         query["q"].mul_(2)
 
     fails(liar(attend=attend), "changed the queries")
@@ -178,10 +178,10 @@ def test_one_whose_declaration_raises():
 
 
 def test_a_feature_that_is_accepted_and_ignored():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         from dataclasses import replace
 
-        attend_of(self, replace(layer, sinks=None), query, fresh, cache, metadata, out, lse)
+        attend_of(self, replace(layer, sinks=None), query, cache, metadata, out, lse)
 
     case = next(c for c in all_cases() if c.id.startswith("L2.attend.sinks=true"))
     (result,) = run(liar(attend=attend), [case])
@@ -265,8 +265,8 @@ def test_stand_ins_are_switched_on_and_marked(order, rung, proven):
 
 
 def one_bad():
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        attend_of(self, layer, query, fresh, cache, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        attend_of(self, layer, query, cache, metadata, out, lse)
         out.mul_(1.001)
 
     registry = Registry()

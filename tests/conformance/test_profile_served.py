@@ -213,10 +213,10 @@ def test_every_declared_size_is_asked():
 
 
 def test_a_layout_with_blocks_of_its_own_is_asked_in_them():
-    def write(self, layer, tensors, cache, batch, metadata):
+    def write(self, layer, tensors, cache, metadata):
         if cache["k"].shape[2 if cache["k"].shape[1] == 2 else 1] == 40:
             raise RuntimeError("no kernel for 40")
-        TorchBackend.write(self, layer, tensors, cache, batch, metadata)
+        TorchBackend.write(self, layer, tensors, cache, metadata)
 
     blocks = [KernelBlocks(sizes=(8,)), KernelBlocks(sizes=(40,))]
     spec = spec_of(blocks=blocks, kernels={"write": write})
@@ -229,10 +229,10 @@ def test_a_layout_with_blocks_of_its_own_is_asked_in_them():
 def test_a_kernel_that_is_missing_at_544():
     """Any multiple of 16 is declared, and one page size has no kernel (A18)."""
 
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         if 544 in cache["k"].shape:
             raise RuntimeError("no kernel for pages of 544 tokens")
-        TorchBackend.attend(self, layer, query, fresh, cache, metadata, out, lse)
+        TorchBackend.attend(self, layer, query, cache, metadata, out, lse)
 
     spec = spec_of(blocks=[KernelBlocks(multiple_of=16)], kernels={"attend": attend})
     results = run(spec, level="full", where={"block_size": "544"})

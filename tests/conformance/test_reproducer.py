@@ -35,8 +35,8 @@ class Liar(TorchBackendSpec):
     def create(cls, device, options):
         made = super().create(device, options)
         right = made.attend
-        def attend(layer, query, fresh, cache, metadata, out, lse=None):
-            right(layer, query, fresh, cache, metadata, out, lse)
+        def attend(layer, query, cache, metadata, out, lse=None):
+            right(layer, query, cache, metadata, out, lse)
             out.mul_(1.5 if options.emulate else options.scale)
         made.attend = attend
         return made

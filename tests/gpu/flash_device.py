@@ -87,7 +87,7 @@ class Step(NamedTuple):
     def attend(self, metadata: Any) -> None:
         """The layer."""
         layer = self.group.layers[0]
-        self.backend.attend(layer, {"q": self.q}, None, self.cache, metadata, self.out)
+        self.backend.attend(layer, {"q": self.q}, self.cache, metadata, self.out)
 
 
 def make_step(spec: type[BackendSpec], options: Any, shape: Shape, dtype: str, block_size: int) -> Step:

@@ -131,11 +131,11 @@ class Problem:
 
     def attend(self) -> None:
         """Attention of the step."""
-        self.backend.attend(self.layer, {"q": self.q}, self.fresh, self.cache, self.metadata, self.out)
+        self.backend.attend(self.layer, {"q": self.q}, self.cache, self.metadata, self.out)
 
     def write(self) -> None:
         """The step's tokens into the cache."""
-        self.backend.write(self.layer, self.fresh, self.cache, self.batch, self.metadata)
+        self.backend.write(self.layer, self.fresh, self.cache, self.metadata)
 
     def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Random contiguous keys and values [batch, K, context, D], for peers that page nothing."""

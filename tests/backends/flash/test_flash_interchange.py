@@ -54,10 +54,10 @@ def test_one_writes_and_another_attends(pair, phase):
     (layer,), (group,) = scene.layers, scene.groups()
     fresh, views = scene.fresh(layer), scene.views[layer.layer.cache_id]
     mine, theirs = writer.get(), reader.get()
-    mine.write(layer.layer, fresh, views, scene.batch, mine.prepare(scene.batch, group))
-    # Only the bytes pass from one to the other: the reader is not shown the fresh keys.
+    mine.write(layer.layer, fresh, views, mine.prepare(scene.batch, group))
+    # Only the bytes pass from one to the other.
     metadata = theirs.prepare(scene.batch, group)
-    result = attend_once(Context(chosen, reader), scene, layer, layer.q, None, metadata)
+    result = attend_once(Context(chosen, reader), scene, layer, layer.q, metadata)
     judge(scene, layer, result)
 
 

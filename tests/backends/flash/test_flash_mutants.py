@@ -32,8 +32,8 @@ def swap_swapped(m, backend):
     cls = fa_backend.FlashAttnBackend if backend == "flash_attn" else fi_backend.FlashInferBackend
     real = cls.attend
 
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
-        real(self, layer, query, fresh, {"k": cache["v"], "v": cache["k"]}, metadata, out, lse)
+    def attend(self, layer, query, cache, metadata, out, lse=None):
+        real(self, layer, query, {"k": cache["v"], "v": cache["k"]}, metadata, out, lse)
 
     m.setattr(cls, "attend", attend)
 

@@ -127,8 +127,8 @@ def launch_a_shape(shape, layout, dtype, quant, made=token_major):
     tokens = batch.num_tokens
     fresh = {n: made(tokens, kv_heads, 128, dtype=torch.bfloat16) for n in ("k", "v")}
     q = made(tokens, heads, 128, dtype=torch.bfloat16)
-    backend.write(layer, fresh, cache, batch, plan)
-    backend.attend(layer, {"q": q}, fresh, cache, plan, torch.empty_like(q), torch.empty(tokens, heads, device=META))
+    backend.write(layer, fresh, cache, plan)
+    backend.attend(layer, {"q": q}, cache, plan, torch.empty_like(q), torch.empty(tokens, heads, device=META))
     check_write(recorder.launches[0], tokens, kv_heads, blocks)
     staged = backend._buffers[0, query]._staging.host
     seen = np.zeros(tokens, np.int64)
@@ -199,9 +199,9 @@ def launch_all(target, dtype, stored, quant, dims, heads, kv_heads, *, general):
     made = head_major if general else token_major
     element = getattr(torch, dtype)
     fresh = {n: made(41, kv_heads, d, dtype=element) for n, d in zip("kv", dims, strict=True)}
-    backend.write(layer, fresh, cache, batch, plan)
+    backend.write(layer, fresh, cache, plan)
     out = token_major(41, heads, dims[1], dtype=element)
-    backend.attend(layer, {"q": made(41, heads, dims[0], dtype=element)}, fresh, cache, plan, out)
+    backend.attend(layer, {"q": made(41, heads, dims[0], dtype=element)}, cache, plan, out)
     kinds = [kernel for kernel, *_ in recorder.launches]
     assert kinds[0] is write.write_step
     assert kinds.count(attention.attend_tiles) == len(plan.passes)
@@ -224,7 +224,7 @@ def test_the_workspace_never_moves():
         for one in plan.passes:
             assert one.parts * 2 * one.tiles_per_head < most_parts(132)
         q = token_major(sum(scheduled), 8, 64, dtype=torch.bfloat16)
-        backend.attend(layer, {"q": q}, None, cache, plan, torch.empty_like(q))
+        backend.attend(layer, {"q": q}, cache, plan, torch.empty_like(q))
         held = backend._parts if held is None else held
         assert backend._parts is held
 

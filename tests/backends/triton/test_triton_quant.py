@@ -67,7 +67,7 @@ def written(layer, fresh, cache, heads_first, slots, size=16):
     backend = TritonBackend(
         "cpu", TritonOptions(interpret=True), target=TARGETS["interpreter"], launcher=Launcher(interpret=True)
     )
-    backend.write(layer, fresh, cache, None, StepPlan(Step, heads_first, ()))
+    backend.write(layer, fresh, cache, StepPlan(Step, heads_first, ()))
 
 
 def empty(dtype, granularity, heads_first, blocks=4):

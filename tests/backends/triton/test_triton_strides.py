@@ -28,9 +28,9 @@ class Relaid:
     def write(self, layer, tensors, *rest):
         self.backend.write(layer, {n: self.relay(x) for n, x in tensors.items()}, *rest)
 
-    def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+    def attend(self, layer, query, cache, metadata, out, lse=None):
         mine, sums = self.relay(out), None if lse is None else self.relay(lse)
-        self.backend.attend(layer, {"q": self.relay(query["q"])}, fresh, cache, metadata, mine, sums)
+        self.backend.attend(layer, {"q": self.relay(query["q"])}, cache, metadata, mine, sums)
         out.copy_(mine)
         if lse is not None:
             lse.copy_(sums)
@@ -66,10 +66,10 @@ def test_rows_after_the_last_query_stay(scene):
     mine = scene({"head_dim": 16, "head_dim_v": 16, "lse": True}, **FEW)
 
     class Padded(Relaid):
-        def attend(self, layer, query, fresh, cache, metadata, out, lse=None):
+        def attend(self, layer, query, cache, metadata, out, lse=None):
             rows = len(out)
             out, lse = (every_other(torch.full((rows + 3, *x.shape[1:]), 7.0)) for x in (out, lse))
-            self.backend.attend(layer, query, fresh, cache, metadata, out, lse)
+            self.backend.attend(layer, query, cache, metadata, out, lse)
             assert (out[rows:] == 7).all()
             assert (lse[rows:] == 7).all()
             assert not (out[:rows] == 7).any()

@@ -268,12 +268,12 @@ MUTANTS = (
         reports=("A18",),
     ),
     Mutant(
-        "needs_the_fresh_keys",
+        "shared_layers_read_nothing",
         "L2",
-        "a layer that shares a cache has no fresh keys, and it wants them",
+        "a layer that wrote no keys of its own is taken for one without keys",
         "backend.py",
         'keys_nKD = self.read(layer, "k", cache, metadata, step, wide)',
-        'keys_nKD = self.read(layer, "k", cache, metadata, step, wide).to(fresh["k"].device)',
+        'keys_nKD = self.read(layer, "k", cache, metadata, step, wide) * (not layer.shared)',
         cases=("attend.shared",),
     ),
 )

@@ -27,12 +27,12 @@ class ExampleBackend(AttentionBackend):
     def prepare(self, batch: Batch, group: AttentionGroup) -> Step:
         return Step(batch, batch.groups[group.kv_group])
 
-    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step) -> None:
-        slots_T = metadata.tables.slot_mapping_T[: batch.num_tokens]
+    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, metadata: Step) -> None:
+        slots_T = metadata.tables.slot_mapping_T
         used = slots_T >= 0  # slot -1 writes nothing
         size = metadata.tables.kernel_block_size
         blocks, offsets = slots_T[used] // size, slots_T[used] % size
-        k_TKD, v_TKD = (tensors[name][: batch.num_tokens][used] for name in ("k", "v"))
+        k_TKD, v_TKD = (tensors[name][: len(slots_T)][used] for name in ("k", "v"))
         if "k_norm" in cache:
             norm_TK = k_TKD.norm(dim=-1)
             cache["k_norm"][blocks, :, offsets] = norm_TK
@@ -44,7 +44,6 @@ class ExampleBackend(AttentionBackend):
         self,
         layer: AttentionLayer,
         query: Tensors,
-        fresh: Tensors | None,
         cache: Tensors,
         metadata: Step,
         out: torch.Tensor,

@@ -26,7 +26,7 @@ class ReferenceBackend(AttentionBackend):
         """Positions and slots."""
         return plan_step(batch, group, self.device)
 
-    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, batch: Batch, metadata: Step) -> None:
+    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, metadata: Step) -> None:
         """Keys and values, converted or quantized, into their slots."""
         for name in ("k", "v"):
             values = tensors[name][metadata.write_rows]
@@ -38,7 +38,6 @@ class ReferenceBackend(AttentionBackend):
         self,
         layer: AttentionLayer,
         query: Tensors,
-        fresh: Tensors | None,
         cache: Tensors,
         metadata: Step,
         out: torch.Tensor,
