@@ -13,7 +13,7 @@ from kvcore.config.devices import device_facts
 from kvcore.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvcore.testing.outcome import CellResult
+    from kvcore.testing.cases.outcome import CellResult
 
 
 def take_backends(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -40,9 +40,9 @@ def take_backends(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
 
 def execute(job: Job) -> Result:
     """Run; status 1 when a case failed."""
-    from kvcore.testing.html import page
-    from kvcore.testing.report import conform  # late: loads torch when it runs
-    from kvcore.testing.table import text
+    from kvcore.testing.report.conform import conform  # late: loads torch when it runs
+    from kvcore.testing.report.html import page
+    from kvcore.testing.report.table import text
 
     config = job.composed.config
     facts = device_facts(config.device)

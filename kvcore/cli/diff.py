@@ -37,7 +37,7 @@ def execute(job: Job) -> Result:
             raise ConfigError(
                 "a case of the kit has no prompts", field="case", got=config.case, allowed="case= or prompts"
             )
-        from kvcore.testing.diff import diff_case  # late: loads torch
+        from kvcore.diff.case import diff_case  # late: loads torch
 
         facts = device_facts(config.device)
         if not facts.present:
@@ -54,7 +54,7 @@ def execute(job: Job) -> Result:
         with Display() as display:
             built = build(job.composed, job.registry, purpose="run", progress=display.fraction)
             display.stage("importing torch and transformers")
-            from kvcore.engine.diff import diff_model  # late: loads torch
+            from kvcore.diff.model import diff_model  # late: loads torch
 
             job.registry.configure(config.plugins)
             parting = diff_model(
