@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from kvcore.cli.commands import COMMANDS
+from kvcore.cli.commands import NAMES, UNBUILT, command
 from kvcore.config.keys import all_keys
 from kvcore.models.families.table import bridged_table
 from kvcore.registry.hookspecs import PROJECT, HookSpecs
@@ -34,18 +34,17 @@ def _plain(signature: str) -> str:
 def commands(docs: Path) -> str:
     """The table of commands."""
     lines = ["| command | does |", "|---|---|"]
-    for command in COMMANDS.values():
-        built = "" if command.built else " *(named, not built yet)*"
-        lines.append(f"| `kvcore {command.name}` | {command.summary}{built} |")
+    lines += [f"| `kvcore {name}` | {command(name).summary} |" for name in NAMES]
+    lines += [f"| `kvcore {name}` | *named, not built yet* |" for name in UNBUILT]
     return "\n".join(lines) + "\n"
 
 
 def keys(docs: Path) -> str:
     """Every key with its type, default and meaning, those of the installed backends and plugins included."""
     sections: dict[str, list[str]] = {}
-    for key in all_keys(installed()):
-        if key.help.startswith("(preset)"):
-            continue
+    roots = [command(name).root for name in NAMES]
+    found = {key.path: key for root in roots for key in all_keys(installed(), root)}
+    for key in found.values():
         root = key.path.split(".")[0] if "." in key.path else "general"
         allowed = f"; one of {', '.join(map(str, key.choices))}" if key.choices else ""
         default = "" if key.default is None else f"`{key.default!r}`"

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from kvcore.cli.commands import Command
 from kvcore.cli.result import Job, Result
-from kvcore.config.build import build
-from kvcore.engine.planning import select
-from kvcore.registry.select import ClassChoice
+from kvcore.config.schema import FILLED, ServedRoot
 from kvcore.spec.cache_spec import shown
 
+if TYPE_CHECKING:
+    from kvcore.registry.select import ClassChoice
 
-def execute(job: Job) -> Result:
+
+@dataclass(frozen=True)
+class Keys(ServedRoot):
+    """What a model's caches hold, and where; not how many."""
+
+    UNUSED: ClassVar[frozenset[str]] = FILLED | {
+        "cache.memory",
+        "cache.num_blocks",
+        "cache.utilization",
+        "model.weight_bytes",
+        "model.parameters",
+        "engine.max_num_seqs",
+        "engine.max_num_batched_tokens",
+    }
+
+
+COMMAND = Command("backends", "every attention backend for this model, cache and device: usable, or why not", Keys)
+
+
+def execute(job: Job[Keys]) -> Result:
     """List; a name that is not installed is an error, one that cannot serve is an answer."""
+    from kvcore.config.build import build
+    from kvcore.engine.planning import select
+
     built = build(job.composed, job.registry, purpose="plan")
     selection = select(built.settings, job.registry, purpose="run", strict=False)
     device = built.settings.device

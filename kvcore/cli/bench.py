@@ -1,50 +1,66 @@
 """`kvcore bench what=attention|write`: ratios against the bandwidth limit and importable peers."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from kvcore.cli.progress import Display
+from kvcore.cli.commands import Command
 from kvcore.cli.result import Job, Result
-from kvcore.config.devices import device_facts
+from kvcore.config.schema import DeviceRoot, node
 from kvcore.errors import BackendUnsupportedError, ConfigError, NotBuiltError
+from kvcore.settings.cache import DTYPES
+from kvcore.settings.key import check, key
 
 ROUNDS = {"cpu": 5, "cuda": 20}
+BUILT, UNBUILT = ("attention", "write"), ("cache", "engine")
 
 
-def execute(job: Job) -> Result:
+@dataclass(frozen=True)
+class ModelKeys:
+    """The model that the shapes stand for."""
+
+    dtype: str = key("auto", "dtype of queries; auto: bfloat16 on a GPU, else float32", choices=DTYPES)
+
+    def __post_init__(self) -> None:
+        check(self, "model")
+
+
+@dataclass(frozen=True)
+class Keys(DeviceRoot):
+    """A backend, and what is measured of it."""
+
+    backend: str = key("auto", "the backend that is measured")
+    model: ModelKeys = node(ModelKeys)
+    what: str | None = key(None, "what is measured: attention or write")
+
+
+COMMAND = Command("bench", "ratios against named baselines", Keys, usage="what=attention|write [KEY=VALUE ...] [-m]")
+
+
+def execute(job: Job[Keys]) -> Result:
     """Measure on the device of this machine.
 
     Raises:
         ConfigError: `what` is missing, or the device is not here.
         NotBuiltError: `what` is a benchmark that does not exist yet.
     """
+    from kvcore.cli.progress import Display
+    from kvcore.config.build import device_of
+
     config = job.composed.config
     what = config.what
-    if what is None:
-        raise ConfigError(
-            "bench needs to know what to measure",
-            field="what",
-            got=None,
-            allowed=("attention", "write"),
-            remedy="add what=attention",
-        )
-    if what not in ("attention", "write"):
-        raise NotBuiltError(
-            f"bench what={what} is not built yet",
+    if what not in BUILT:
+        kind = NotBuiltError if what in UNBUILT else ConfigError
+        raise kind(
+            f"bench what={what} is not built yet" if what in UNBUILT else "bench needs to know what to measure",
             field="what",
             got=what,
-            allowed=("attention", "write"),
+            allowed=BUILT,
             remedy="use what=attention or what=write",
         )
-    facts = device_facts(config.device)
-    if not facts.present:
-        raise ConfigError(
-            "bench runs kernels: it needs a device that is here",
-            field="device",
-            got=config.device.preset,
-            allowed="auto, cpu or cuda",
-        )
+    facts = device_of(job.composed, present=True)
     with Display() as display:
         display.stage("importing torch")
         from kvcore.testing.bench.rows import attention_row, large_shapes, small_shapes, table, write_row
@@ -76,10 +92,10 @@ def _dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def _place(job: Job, facts: Any) -> Any:
+def _place(job: Job[Keys], facts: Any) -> Any:
     """The backend asked for; `auto` takes the first by priority that runs here without a stand-in."""
-    from kvcore.testing.cases.base import switch_on
-    from kvcore.testing.cases.planning import Place
+    from kvcore.testing.base import switch_on
+    from kvcore.testing.planning import Place
 
     config, registry = job.composed.config, job.registry
     names = [config.backend]

@@ -1,8 +1,18 @@
-"""The commands by name. A command's module is imported when it runs: listing them loads nothing heavy."""
+"""The commands: each lies in a file of its own that says what it takes and does the work."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from kvcore.cli.result import Job, Result
+from kvcore.config.schema import Root
+
+NAMES = ("run", "plan", "backends", "plugins", "layout", "env", "conform", "diff", "bench")
+# Named, and refused until they exist: what to do instead.
+UNBUILT = {"replay": "`kvcore plan` says how much fits; `kvcore run prompts=FILE` runs the prompts themselves"}
 
 
 @dataclass(frozen=True)
@@ -10,41 +20,28 @@ class Command:
     """One command.
 
     Attributes:
-        name: What is typed.
+        name: What is typed; also its module, whose `execute` does the work and imports what is heavy.
         summary: One line of help.
-        usage: What may follow the name.
-        built: Whether it exists yet.
+        root: Its keys.
+        usage: What may follow its name.
+        prompts: Whether it takes `--prompt`.
+        rewrite: Changes overrides before they are parsed, where Hydra's grammar is in the way.
     """
 
     name: str
     summary: str
+    root: type[Root]
     usage: str = "[KEY=VALUE ...] [-m]"
-    built: bool = True
+    prompts: bool = False
+    rewrite: Callable[[Sequence[str]], list[str]] = list
 
-    @property
-    def module(self) -> str:
-        """The module with its `execute`."""
-        return f"kvcore.cli.{self.name}"
+    def execute(self, job: Job[Any]) -> Result:
+        """Do the work."""
+        done: Result = import_module(f"kvcore.cli.{self.name}").execute(job)
+        return done
 
 
-_ALL = (
-    Command("run", "answer prompts with a model on the paged cache", "[--prompt TEXT ...] [KEY=VALUE ...] [-m]"),
-    Command("plan", "how many tokens fit, on what layout, and why; needs neither weights nor GPU"),
-    Command("backends", "every attention backend for this model, cache and device: usable, or why not"),
-    Command("plugins", "installed plugins and their state"),
-    Command("layout", "a picture of the cache memory: groups, tensors, pages, fields, padding"),
-    Command("env", "versions, device, libraries, plugins: what a bug report needs"),
-    Command(
-        "conform",
-        "the conformance kit: proves attention backends right, case by case",
-        "[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
-    ),
-    Command(
-        "diff",
-        "one batch, or a whole model, through two backends: where they part first",
-        "a=NAME b=NAME [case=ID | --prompt TEXT ...] [KEY=VALUE ...] [-m]",
-    ),
-    Command("replay", "scheduler and cache on a trace, without weights", built=False),
-    Command("bench", "ratios against named baselines", "what=attention|write [KEY=VALUE ...] [-m]"),
-)
-COMMANDS = {c.name: c for c in _ALL}
+def command(name: str) -> Command:
+    """The command of a name, one of `NAMES`."""
+    found: Command = import_module(f"kvcore.cli.{name}").COMMAND
+    return found

@@ -1,33 +1,63 @@
 """`kvcore conform`: the conformance kit over one backend, several, or all."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
-from kvcore.config.devices import device_facts
+from kvcore.config.schema import DeviceRoot, node
 from kvcore.errors import ConfigError
+from kvcore.settings.key import key
 
 if TYPE_CHECKING:
-    from kvcore.testing.cases.outcome import CellResult
+    from kvcore.testing.outcome import CellResult
 
 
-def take_backends(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """The names after ``backend=``, and the other overrides.
+@dataclass(frozen=True)
+class WhereKeys:
+    """Which cases of the conformance kit run: those that have every value given here."""
+
+    profile: str | None = key(None, "core profile: kv, latent, encoder, or none")
+    content: str | None = key(None, "kv or latent")
+    head_dim: str | None = key(None, "dimension of queries and keys")
+    head_dim_v: str | None = key(None, "dimension of values")
+    gqa: str | None = key(None, "query heads a KV head, or all")
+    block_size: str | None = key(None, "tokens of a block")
+    kernel_ratio: str | None = key(None, "kernel blocks in a block")
+    dtype: str | None = key(None, "element type of queries")
+    cache_dtype: str | None = key(None, "element type of the cache, or TYPE/GRANULARITY")
+    mask: str | None = key(None, "causal, window, chunk, bidirectional or bidirectional+window")
+    window: str | None = key(None, "tokens, or none, 1, P-1, P, P+1, long around a block of P tokens")
+    sinks: str | None = key(None, "true or false")
+    softcap: str | None = key(None, "the cap, or none")
+    alibi: str | None = key(None, "true or false")
+    phase: str | None = key(None, "prefill, chunked, decode, multi_token, mixed, prefix_hit, ...")
+
+
+@dataclass(frozen=True)
+class Keys(DeviceRoot):
+    """Backends, and the cases that they are asked."""
+
+    backend: tuple[str, ...] = key(("all",), "NAME, A,B or all")
+    level: str = key("quick", "how many cases run", choices=("quick", "full"))
+    where: WhereKeys = node(WhereKeys)
+    html: str | None = key(None, "file for the cross-backend matrix, as one HTML page")
+
+
+def as_list(overrides: Sequence[str]) -> list[str]:
+    """``backend=a,b`` as a list: one run over several backends, where another command would need -m.
 
     Raises:
         ConfigError: ``backend=`` is given twice, or names nothing.
     """
     given = [o for o in overrides if o.startswith("backend=")]
-    rest = [o for o in overrides if not o.startswith("backend=")]
-    if not given:
-        return ("all",), rest
-    text = given[0].partition("=")[2].strip("'\"[] ")
-    names = tuple(name.strip() for name in text.split(","))
+    names = [n.strip() for o in given for n in o.partition("=")[2].strip("'\"[] ").split(",")]
     if len(given) > 1 or not all(names):
         raise ConfigError(
             "name the backends once, with commas between them",
@@ -35,29 +65,31 @@ def take_backends(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
             got=" ".join(given),
             allowed="backend=NAME, backend=A,B or backend=all",
         )
-    return names, rest
+    return [f"backend=[{','.join(names)}]" if o in given else o for o in overrides]
 
 
-def execute(job: Job) -> Result:
+COMMAND = Command(
+    "conform",
+    "the conformance kit: proves attention backends right, case by case",
+    Keys,
+    usage="[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
+    rewrite=as_list,
+)
+
+
+def execute(job: Job[Keys]) -> Result:
     """Run; status 1 when a case failed."""
-    from kvcore.testing.report.conform import conform  # late: loads torch when it runs
-    from kvcore.testing.report.html import page
-    from kvcore.testing.report.table import text
+    from kvcore.config.build import device_of
+    from kvcore.testing.html import page
+    from kvcore.testing.report import conform  # late: loads torch when it runs
+    from kvcore.testing.table import text
 
     config = job.composed.config
-    facts = device_facts(config.device)
-    if not facts.present:
-        raise ConfigError(
-            "the kit runs kernels: it needs a device that is here",
-            field="device",
-            got=config.device.preset,
-            allowed="auto, cpu or cuda",
-        )
+    facts = device_of(job.composed, present=True)
     where = {f.name: getattr(config.where, f.name) for f in fields(config.where)}
-    names = "all" if job.backends in (("all",), ("auto",)) else list(job.backends)
     progress = _Progress()
     done = conform(
-        names,
+        "all" if config.backend in (("all",), ("auto",)) else list(config.backend),
         level=config.level,
         where={axis: value for axis, value in where.items() if value is not None},
         options=config.backends,

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kvcore.cli.progress import Display
-from kvcore.cli.prompts import gather
+from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
-from kvcore.config.build import build
-from kvcore.config.devices import device_facts
+from kvcore.config.schema import GeneratingKeys, ModelRoot, check_samples
 from kvcore.errors import ConfigError
+from kvcore.settings.key import key
+
+# What acts on a case of the kit; the rest is of a whole model.
+OF_A_CASE = ("a", "b", "case", "device", "output")
+
+
+@dataclass(frozen=True)
+class Keys(GeneratingKeys, ModelRoot):
+    """Two backends, and a model or a case."""
+
+    a: str | None = key(None, "backend of one side")
+    b: str | None = key(None, "backend of the other side")
+    case: str | None = key(None, "case of the conformance kit; without it, a whole model")
+    prompts: str | None = key(None, "UTF-8 file of prompts, one a line, empty lines skipped")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chat", self.chat.lower())
+        super().__post_init__()
+        check_samples(self.sampling, self.engine)
 
 
 def quoted(overrides: Sequence[str]) -> list[str]:
@@ -22,43 +40,49 @@ def quoted(overrides: Sequence[str]) -> list[str]:
     return found
 
 
-def execute(job: Job) -> Result:
+COMMAND = Command(
+    "diff",
+    "one batch, or a whole model, through two backends: where they part first",
+    Keys,
+    usage="a=NAME b=NAME [case=ID | --prompt TEXT ...] [KEY=VALUE ...] [-m]",
+    prompts=True,
+    rewrite=quoted,
+)
+
+
+def execute(job: Job[Keys]) -> Result:
     """Compare; status 1 when they part."""
+    from kvcore.cli.progress import Display
+    from kvcore.cli.prompts import gather
+    from kvcore.config.build import build, device_of
+
     config = job.composed.config
     a, b = (_name(job, side) for side in ("a", "b"))
-    for key in ("backend", *(k for k in job.composed.given if k.startswith("backend_by_kind."))):
-        if key in job.composed.given:
-            raise ConfigError(
-                "diff names its backends by a= and b=; each serves every layer", field=key, allowed="a=, b="
-            )
     if config.case is not None:
         what = config.case
-        if job.prompts or config.prompts:
+        idle = sorted(k for k in job.composed.given if k not in OF_A_CASE and not k.startswith(("backends", "device.")))
+        if job.prompts or idle:
             raise ConfigError(
-                "a case of the kit has no prompts", field="case", got=config.case, allowed="case= or prompts"
+                "a case of the kit has neither model nor prompts",
+                field="case",
+                got=[what, *idle],
+                allowed=[*OF_A_CASE, "backends.*"],
             )
-        from kvcore.diff.case import diff_case  # late: loads torch
+        from kvcore.testing.diff import diff_case  # late: loads torch
 
-        facts = device_facts(config.device)
-        if not facts.present:
-            raise ConfigError(
-                "diff runs kernels: it needs a device that is here",
-                field="device",
-                got=config.device.preset,
-                allowed="auto, cpu or cuda",
-            )
+        facts = device_of(job.composed, present=True)
         specs = [job.registry.backend(name) for name in (a, b)]
-        parting = diff_case(config.case, specs, config.backends, facts)
+        parting = diff_case(what, specs, config.backends, facts)
     else:
         prompts = gather(job.prompts, config.prompts)
         with Display() as display:
             built = build(job.composed, job.registry, purpose="run", progress=display.fraction)
             display.stage("importing torch and transformers")
-            from kvcore.diff.model import diff_model  # late: loads torch
+            from kvcore.engine.diff import diff_model  # late: loads torch
 
             job.registry.configure(config.plugins)
             parting = diff_model(
-                built.settings, (a, b), job.registry, prompts, built.sampling, chat=built.chat, progress=display.stage
+                built.settings, (a, b), job.registry, prompts, config.sampling, chat=built.chat, progress=display.stage
             )
         what = f"{built.model}, {len(prompts)} prompts"
     document = {"a": a, "b": b, "what": what, **parting.as_dict()}
@@ -74,7 +98,7 @@ def execute(job: Job) -> Result:
     return Result(document, text, NO)
 
 
-def _name(job: Job, side: str) -> str:
+def _name(job: Job[Keys], side: str) -> str:
     name: str | None = getattr(job.composed.config, side)
     if name is None:
         raise ConfigError(

@@ -7,15 +7,18 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
 from typing import TextIO
 
 from kvcore.cli import help_text
-from kvcore.cli.commands import COMMANDS, Command
+from kvcore.cli.commands import NAMES, UNBUILT, Command
+from kvcore.cli.commands import command as load
 from kvcore.cli.result import BAD_INPUT, BUG, DONE, Flags, Job, Result, to_json
+from kvcore.config.sources import Files
 from kvcore.errors import ConfigError, KVCoreError, NotBuiltError
+
+VALUED = {"--prompt": "TEXT", "--config": "FILE.yaml", "--config-dir": "DIR"}
 
 
 def run_main(argv: Sequence[str] | None = None) -> int:
@@ -51,65 +54,64 @@ def _dispatch(words: list[str], as_json: bool) -> int:
 
         print(f"kvcore {kvcore.__version__}")
         return DONE
+    if words[0] == "--completion":
+        from kvcore.cli import completion
+
+        print(completion.answer(words[1:]))
+        return DONE
     command = _command(words[0])
     flags = _flags(command, words[1:])
     if flags.help:
         from kvcore.registry.loader import installed
 
-        print(help_text.command(command, installed()))
+        print(help_text.command(command, installed(), Files(flags.config, tuple(flags.dirs)).folders()))
         return DONE
     # Whatever a library prints goes to standard error: standard output carries our answer alone.
     with redirect_stdout(sys.stderr):
-        result = _jobs(command, flags) if flags.multirun else _job(command, flags.overrides, flags.prompts)
+        overrides = command.rewrite(flags.overrides)
+        result = _jobs(command, flags, overrides) if flags.multirun else _job(command, flags, overrides)
     _print(to_json(result.document) if as_json else result.text)
     return result.status
 
 
 def _command(name: str) -> Command:
-    command = COMMANDS.get(name)
-    if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=2)
-        raise ConfigError(
-            f"there is no command {name}",
-            field="COMMAND",
-            got=name,
-            allowed=[c.name for c in COMMANDS.values() if c.built],
-            remedy=f"did you mean {' or '.join(near)}?" if near else "`kvcore --help` lists the commands",
-        )
-    if not command.built:
+    if name in NAMES:
+        return load(name)
+    if name in UNBUILT:
         raise NotBuiltError(
-            f"the command {name} is not built yet",
-            field="COMMAND",
-            got=name,
-            allowed=[c.name for c in COMMANDS.values() if c.built],
-            remedy="`kvcore plan` says how much fits; `kvcore run prompts=FILE` runs the prompts themselves",
+            f"the command {name} is not built yet", field="COMMAND", got=name, allowed=NAMES, remedy=UNBUILT[name]
         )
-    return command
+    near = difflib.get_close_matches(name, NAMES, n=2)
+    raise ConfigError(
+        f"there is no command {name}",
+        field="COMMAND",
+        got=name,
+        allowed=NAMES,
+        remedy=f"did you mean {' or '.join(near)}?" if near else "`kvcore --help` lists the commands",
+    )
 
 
 def _flags(command: Command, words: Sequence[str]) -> Flags:
     flags, rest = Flags(), iter(words)
-    stdin: Callable[[], str] = lambda: sys.stdin.read().removesuffix("\n")  # noqa: E731
     for word in rest:
+        name, equals, text = word.partition("=")
         if word in ("-h", "--help"):
             flags.help = True
         elif word in ("-m", "--multirun"):
             flags.multirun = True
-        elif word == "--prompt" or word.startswith("--prompt=") or word == "-":
-            if command.name not in ("run", "diff"):
-                raise ConfigError(
-                    f"{command.name} takes no prompts", field="--prompt", got=word, allowed="with run and diff"
-                )
-            text = "-" if word == "-" else word.partition("=")[2] if "=" in word else next(rest, None)
-            if text is None:
-                raise ConfigError("--prompt needs a text", field="--prompt", allowed="--prompt TEXT")
-            flags.prompts.append(stdin() if text == "-" else text)
+        elif word == "--cfg":
+            flags.composed = True
+        elif name in VALUED or word == "-":
+            value = "-" if word == "-" else text if equals else next(rest, None)
+            if value is None:
+                raise ConfigError(f"{name} needs {VALUED[name]}", field=name, allowed=f"{name} {VALUED[name]}")
+            _take(command, flags, "--prompt" if word == "-" else name, value)
         elif word.startswith("-"):
             raise ConfigError(
                 "unknown option",
                 field=word,
                 got=word,
-                allowed=["--prompt TEXT (run)", "-m", "--help"],
+                allowed=["-m", "--cfg", "--help", *(f"{n} {v}" for n, v in VALUED.items())],
                 remedy="settings are written KEY=VALUE, without dashes",
             )
         else:
@@ -117,30 +119,38 @@ def _flags(command: Command, words: Sequence[str]) -> Flags:
     return flags
 
 
-def _job(command: Command, overrides: Sequence[str], prompts: Sequence[str]) -> Result:
+def _take(command: Command, flags: Flags, name: str, value: str) -> None:
+    if name == "--config-dir":
+        flags.dirs.append(value)
+    elif name == "--config":
+        if flags.config is not None:
+            raise ConfigError("--config is given twice", field=name, got=[flags.config, value], allowed="one file")
+        flags.config = value
+    elif command.prompts:
+        flags.prompts.append(sys.stdin.read().removesuffix("\n") if value == "-" else value)
+    else:
+        raise ConfigError(f"{command.name} takes no prompts", field=name, got=value, allowed="with run and diff")
+
+
+def _job(command: Command, flags: Flags, overrides: Sequence[str]) -> Result:
     from kvcore.config.compose import compose
     from kvcore.registry.loader import installed
 
     registry = installed()
-    module = import_module(command.module)
-    execute: Callable[[Job], Result] = module.execute
-    names: tuple[str, ...] = ()
-    if command.name == "conform":
-        # One run over several backends: here alone a comma list needs no -m.
-        names, overrides = module.take_backends(overrides)
-    elif command.name == "diff":
-        overrides = module.quoted(overrides)
-    return execute(Job(compose(overrides, registry), registry, tuple(prompts), names))
+    composed = compose(overrides, registry, command.root, Files(flags.config, tuple(flags.dirs)))
+    if flags.composed:
+        return help_text.configuration(composed, registry)
+    return command.execute(Job(composed, registry, tuple(flags.prompts)))
 
 
-def _jobs(command: Command, flags: Flags) -> Result:
+def _jobs(command: Command, flags: Flags, swept: Sequence[str]) -> Result:
     """One job for each combination of values; a job that fails does not stop the others."""
     from kvcore.config.sweep import expand
 
     rows, texts, worst = [], [], DONE
-    for overrides in expand(flags.overrides):
+    for overrides in expand(swept):
         try:
-            result = _job(command, overrides, flags.prompts)
+            result = _job(command, flags, overrides)
         except KVCoreError as error:
             result = Result(error.as_dict(), f"kvcore: {_one_line(error)}", BAD_INPUT)
         except Exception as error:

@@ -6,14 +6,23 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import kvcore
+from kvcore.cli.commands import Command
 from kvcore.cli.plugins import plugin_rows
 from kvcore.cli.result import Job, Result
-from kvcore.config.devices import device_facts
 from kvcore.config.home import conf_dir
+from kvcore.config.schema import DeviceRoot
 
+
+@dataclass(frozen=True)
+class Keys(DeviceRoot):
+    """The device that is described, and the options with which backends are asked."""
+
+
+COMMAND = Command("env", "versions, device, libraries, plugins: what a bug report needs", Keys)
 LIBRARIES = (
     "torch",
     "transformers",
@@ -32,9 +41,11 @@ LIBRARIES = (
 VARIABLES = ("KVCORE_HOME", "KVCORE_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRITON_INTERPRET")
 
 
-def execute(job: Job) -> Result:
+def execute(job: Job[Keys]) -> Result:
     """Collect versions, machine, device, libraries and plugins."""
-    device = device_facts(job.composed.config.device)
+    from kvcore.config.build import device_of
+
+    device = device_of(job.composed)
     document = {
         "kvcore": kvcore.__version__,
         "python": sys.version.split()[0],

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from kvcore.cli.picture import describe, draw
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvcore.cli.commands import Command
 from kvcore.cli.result import Job, Result
-from kvcore.config.build import build
-from kvcore.engine.planning import prepare_plan
+from kvcore.config.schema import FILLED, ModelRoot, ServedRoot, Unbuilt
 
 
-def execute(job: Job) -> Result:
+@dataclass(frozen=True)
+class Keys(ServedRoot):
+    """A model's cache and its size."""
+
+    UNUSED: ClassVar[frozenset[str]] = FILLED
+    UNBUILT: ClassVar[Unbuilt] = {
+        **ModelRoot.UNBUILT,
+        "format": ("text", "use format=text, or output=json for the data"),
+    }
+
+
+COMMAND = Command("layout", "a picture of the cache memory: groups, tensors, pages, fields, padding", Keys)
+
+
+def execute(job: Job[Keys]) -> Result:
     """Draw the plan of every rank."""
+    from kvcore.cli.picture import describe, draw
+    from kvcore.config.build import build
+    from kvcore.engine.planning import prepare_plan
+
     built = build(job.composed, job.registry, purpose="plan")
     plan, _ = prepare_plan(built.settings, job.registry, purpose="plan")
     config = plan.capacity.config

@@ -1,27 +1,58 @@
 """`kvcore plan`: capacity from `config.json` alone. No weights, no GPU, no torch."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
+from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
-from kvcore.config.build import build
-from kvcore.config.validate import MOST
-from kvcore.engine.planning import prepare_plan
-from kvcore.engine.settings import EngineSettings
-from kvcore.errors import ConfigError, KVCoreError
-from kvcore.plan.explain import waste_fraction
-from kvcore.plan.planner import Plan
+from kvcore.config.schema import FILLED, ModelRoot, ServedRoot, Unbuilt, node
+from kvcore.errors import KVCoreError
+from kvcore.settings.key import check, key
+
+if TYPE_CHECKING:
+    from kvcore.engine.settings import EngineSettings
+    from kvcore.plan.planner import Plan
 
 # Padding worth a second plan.
 MUCH = 0.01
 
 
-def execute(job: Job) -> Result:
+@dataclass(frozen=True)
+class PlanKeys:
+    """What `kvcore plan` reports."""
+
+    lengths: tuple[int, ...] = key((), "lengths at which whole sequences are counted", least=1)
+
+    def __post_init__(self) -> None:
+        check(self, "plan")
+
+
+@dataclass(frozen=True)
+class Keys(ServedRoot):
+    """A model's cache, its size, and what is asked of it."""
+
+    UNUSED: ClassVar[frozenset[str]] = FILLED
+    UNBUILT: ClassVar[Unbuilt] = {
+        **ModelRoot.UNBUILT,
+        "plan.accounting": ("null", "leave it out: kvcore's own accounting is exact"),
+        "plan.accounting_version": ("null", "leave it out"),
+    }
+
+    plan: PlanKeys = node(PlanKeys)
+
+
+COMMAND = Command("plan", "how many tokens fit, on what layout, and why; needs neither weights nor GPU", Keys)
+
+
+def execute(job: Job[Keys]) -> Result:
     """Plan; status 1 when `max_model_len` does not fit, with the full plan all the same."""
-    lengths = job.composed.config.plan.lengths
-    if not all(1 <= n <= MOST for n in lengths):
-        raise ConfigError("a length is out of range", field="plan.lengths", got=lengths, allowed=f"1 to {MOST} each")
+    from kvcore.config.build import build
+    from kvcore.engine.planning import prepare_plan
+
+    lengths = list(job.composed.config.plan.lengths)
     built = build(job.composed, job.registry, purpose="plan")
     plan, selection = prepare_plan(built.settings, job.registry, purpose="plan")
     device = built.settings.device
@@ -44,8 +75,11 @@ def execute(job: Job) -> Result:
     return Result(document, "\n".join(text), DONE if plan.fits else NO)
 
 
-def _better_placement(settings: EngineSettings, job: Job, plan: Plan) -> list[str]:
+def _better_placement(settings: EngineSettings, job: Job[Keys], plan: Plan) -> list[str]:
     """Whether `packed` would pad less than what auto took, as a line for people."""
+    from kvcore.engine.planning import prepare_plan
+    from kvcore.plan.explain import waste_fraction
+
     mine = waste_fraction(plan)
     if settings.cache.placement != "auto" or mine < MUCH:
         return []

@@ -1,15 +1,32 @@
 """`kvcore plugins`: what is installed, and what is wrong with it."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from kvcore.cli.commands import Command
 from kvcore.cli.result import Job, Result
-from kvcore.registry.records import PluginRecord
-from kvcore.registry.registry import Registry, told
+from kvcore.config.schema import Root
+from kvcore.settings.key import key
+
+if TYPE_CHECKING:
+    from kvcore.registry.records import PluginRecord
+    from kvcore.registry.registry import Registry
 
 
-def execute(job: Job) -> Result:
+@dataclass(frozen=True)
+class Keys(Root):
+    """Options with which backends are asked whether they can be used."""
+
+    backends: dict[str, Any] = key({}, "options of the installed backends")
+
+
+COMMAND = Command("plugins", "installed plugins and their state", Keys)
+
+
+def execute(job: Job[Keys]) -> Result:
     """List every plugin of every installed distribution."""
     rows = plugin_rows(job.registry, job.composed.config.backends)
     lines = []
@@ -27,6 +44,8 @@ def plugin_rows(registry: Registry, options: dict[str, Any]) -> list[dict[str, A
 
 
 def _row(record: PluginRecord, registry: Registry, options: dict[str, Any]) -> dict[str, Any]:
+    from kvcore.registry.registry import told
+
     state, reason = ("broken", record.reason) if record.broken else ("ok", None)
     if not record.broken:
         mine = [name for name, origin in registry.origins.items() if origin is record]

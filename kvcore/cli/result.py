@@ -6,32 +6,34 @@ import json
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kvcore.errors import plain
 
 if TYPE_CHECKING:
     from kvcore.config.compose import Composed
+    from kvcore.config.schema import Root
     from kvcore.registry.registry import Registry
 
 DONE, NO, BAD_INPUT, BUG = 0, 1, 2, 3
 
 
+R_co = TypeVar("R_co", bound="Root", covariant=True)
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[R_co]):
     """One run of a command.
 
     Attributes:
         composed: Its configuration.
         registry: Installed plugins.
         prompts: Texts of `--prompt`, `-` already replaced by standard input.
-        backends: `conform` alone: the names after `backend=`, or ``("all",)``.
     """
 
-    composed: Composed
+    composed: Composed[R_co]
     registry: Registry
     prompts: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,17 @@ class Flags:
         prompts: Values of `--prompt`, in order.
         multirun: `-m` was given.
         help: `--help` was given.
+        composed: `--cfg` was given: print the configuration, and do nothing.
+        config, dirs: Values of `--config` and `--config-dir`.
         overrides: The rest.
     """
 
     prompts: list[str] = field(default_factory=list)
     multirun: bool = False
     help: bool = False
+    composed: bool = False
+    config: str | None = None
+    dirs: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
 
 

@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from kvcore.cli.progress import Display
-from kvcore.cli.prompts import gather
+from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
-from kvcore.config.build import Built, build
-from kvcore.engine.settings import EngineSettings
-from kvcore.plan.explain import size
-from kvcore.registry.registry import Registry
-from kvcore.worker.messages import Logprobs
+from kvcore.config.schema import EngineRoot
+from kvcore.settings.key import key
+
+if TYPE_CHECKING:
+    from kvcore.config.build import Built
+    from kvcore.engine.settings import EngineSettings
+    from kvcore.registry.registry import Registry
+    from kvcore.worker.messages import Logprobs
 
 
-def execute(job: Job) -> Result:
+@dataclass(frozen=True)
+class Keys(EngineRoot):
+    """An engine, and its prompts."""
+
+    prompts: str | None = key(None, "UTF-8 file of prompts, one a line, empty lines skipped")
+
+
+COMMAND = Command(
+    "run",
+    "answer prompts with a model on the paged cache",
+    Keys,
+    usage="[--prompt TEXT ...] [KEY=VALUE ...] [-m]",
+    prompts=True,
+)
+
+
+def execute(job: Job[Keys]) -> Result:
     """Generate."""
+    from kvcore.cli.progress import Display
+    from kvcore.cli.prompts import gather
+    from kvcore.config.build import build
+
     prompts = gather(job.prompts, job.composed.config.prompts)
     started = time.perf_counter()
     with Display() as display:
@@ -31,7 +54,7 @@ def execute(job: Job) -> Result:
         tokenizer = Tokenizer.load(built.settings.model_path) if built.settings.model_path else None
         llm = LLM(built.settings, job.registry, display.stage, tokenizer)
         ready = time.perf_counter()
-        outputs = llm.generate(prompts, built.sampling, chat=built.chat, on_progress=display.samples)
+        outputs = llm.generate(prompts, job.composed.config.sampling, chat=built.chat, on_progress=display.samples)
     plan = llm.plan.as_dict()
     stats = {**llm.stats(), "startup_seconds": ready - started}
     document = {
@@ -78,6 +101,8 @@ def _rungs(backends: Mapping[str, str | None], settings: EngineSettings, registr
 
 
 def _text(built: Built, document: dict[str, Any]) -> str:
+    from kvcore.plan.explain import size
+
     plan, stats, facts = document["plan"], document["stats"], built.settings.facts
     lines = []
     for i, output in enumerate(document["outputs"], 1):
@@ -118,6 +143,8 @@ def _text(built: Built, document: dict[str, Any]) -> str:
 
 
 def _units(plan: dict[str, Any]) -> str:
+    from kvcore.plan.explain import size
+
     if plan["num_blocks"] is None:
         return f"{plan['num_large_pages']} large pages of {size(plan['large_page_bytes'])}"
     return f"{plan['num_blocks']} blocks of {size(plan['bytes_per_block'])}"

@@ -13,22 +13,22 @@ from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
 from kvcore.config.home import user_path
 from kvcore.config.priorities import priorities
-from kvcore.config.schema import CacheKeys, KVCoreConfig, ModelKeys
+from kvcore.config.schema import DeviceRoot, GeneratingKeys, ModelKeys, ModelRoot, ServedRoot
 from kvcore.config.stated import as_stated
-from kvcore.config.units import parse_bytes
-from kvcore.config.validate import MOST
 from kvcore.engine.planning import check_run, eviction_policy
-from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, SamplingParams
+from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings
 from kvcore.errors import ConfigError
 from kvcore.models.config_json import Fields, config_file, read_config
-from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
+from kvcore.models.facts import ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
 from kvcore.models.gguf import Progress
+from kvcore.models.hub import from_hub, is_hub_id
 from kvcore.models.stated_cache import HF_SECTION, cache_statement, quantization, read_hf_quant_config
 from kvcore.models.stored_as import stored_as
 from kvcore.models.weights import weight_bytes
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose
+from kvcore.settings.units import parse_bytes
 from kvcore.spec.dtypes import nbytes
 
 log = logging.getLogger("kvcore")
@@ -36,18 +36,16 @@ log = logging.getLogger("kvcore")
 
 @dataclass(frozen=True)
 class Built:
-    """Everything that a command needs.
+    """What a command on a model needs.
 
     Attributes:
         settings: For the engine and the planner.
-        sampling: For generation.
         chat: Whether prompts go through the chat template.
         model: Name of the model, for people.
         notes: What people should know, such as a limit that was passed.
     """
 
     settings: EngineSettings
-    sampling: SamplingParams
     chat: bool
     model: str
     notes: tuple[str, ...]
@@ -57,7 +55,9 @@ class Built:
 MEASURED = ("auto", "cpu", "cuda")
 
 
-def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress: Progress | None = None) -> Built:
+def build(
+    composed: Composed[ModelRoot], registry: Registry, *, purpose: Purpose, progress: Progress | None = None
+) -> Built:
     """Settings of a configuration.
 
     Args:
@@ -72,62 +72,86 @@ def build(composed: Composed, registry: Registry, *, purpose: Purpose, progress:
     """
     config = composed.config
     model = _model(composed)
-    _check_device_keys(composed)
-    device = device_facts(config.device, ask_torch=purpose == "run")
-    if purpose == "run" and not device.present:
-        raise ConfigError(
-            "this device is a preset for planning: it is not in this machine",
-            field="device",
-            got=config.device.preset,
-            allowed="auto, cpu or cuda",
-        )
+    device = device_of(composed, ask_torch=purpose == "run", present=purpose == "run")
     geometry = _geometry(model)
-    cache = _cache(config.cache)
-    eviction_policy(cache, registry)
+    eviction_policy(config.cache, registry)
     adapters = _adapters(registry)
 
     def settings_of(cache: CacheSettings) -> EngineSettings:
-        facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache.choice, adapters=adapters)
+        facts = model_facts(geometry, dtype=_dtype(model, device), cache=cache, adapters=adapters)
         facts = stored_as(
             facts,
-            content=config.cache.content,
-            retention=config.cache.retention,
+            content=cache.content,
+            retention=cache.retention,
             contents=registry.contents,
             retentions=registry.retentions,
         )
-        length = _max_model_len(config, facts, purpose)
+        longest = _max_model_len(config.engine.max_model_len, facts, purpose)
         return EngineSettings(
-            facts=facts.within(length),
+            facts=facts.within(longest),
             model_path=model.path,
             device=device,
             cache=cache,
-            backend=BackendChoice(
-                config.backend, _by_kind(config.backend_by_kind), dict(config.backends), priorities()
-            ),
-            max_model_len=length,
-            max_num_seqs=config.engine.max_num_seqs,
-            max_num_batched_tokens=config.engine.max_num_batched_tokens,
+            backend=_choice(config),
+            engine=replace(config.engine, max_model_len=longest),
         )
 
-    settings = as_stated(settings_of, cache, cache_statement(geometry), registry, purpose)
+    settings = as_stated(settings_of, config.cache, cache_statement(geometry), registry, purpose)
     # Weights take long to open; to a run their size is told only where the cache is what they leave of a device.
-    given = cache.memory_bytes is not None or cache.num_blocks is not None
+    given = config.cache.memory is not None or config.cache.num_blocks is not None
     read = purpose == "plan" or not (given or device.kind == "cpu")
     facts = replace(settings.facts, weight_bytes=_weight_bytes(model, settings.facts, geometry, read=read))
     settings = replace(settings, facts=facts)
     notes = []
-    if settings.max_model_len > facts.max_model_len:
+    if settings.engine.max_model_len > facts.max_model_len:
         notes.append(
-            f"engine.max_model_len={settings.max_model_len} is beyond the model's own limit of {facts.max_model_len}: "
-            "it can be planned, but not run"
+            f"engine.max_model_len={settings.engine.max_model_len} is beyond the model's own limit of "
+            f"{facts.max_model_len}: it can be planned, but not run"
         )
-    sampling = config.sampling
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
-        settings = replace(settings, model_path=_directory(model, progress))
+        settings = replace(settings, model_path=_directory(config.model.path, model, progress))
     for note in notes:
         log.warning("%s", note)
-    return Built(settings, sampling, _chat(config.chat, model), _name(model), (*facts.notes, *notes))
+    said = config.chat if isinstance(config, GeneratingKeys) else "auto"
+    chat = bool(model.chat) if said == "auto" else said == "true"
+    return Built(settings, chat, model.name or "unnamed", (*facts.notes, *notes))
+
+
+def device_of(composed: Composed[DeviceRoot], *, ask_torch: bool = False, present: bool = False) -> DeviceFacts:
+    """The device that a configuration names; `present` where kernels will run on it.
+
+    Raises:
+        ConfigError: It is not here, or facts of a description are given beside a device that is found.
+    """
+    keys = composed.config.device
+    told = sorted(k for k in composed.given if k.startswith("device."))
+    if told and keys.preset in MEASURED:
+        raise ConfigError(
+            "facts of a device are given beside a preset that describes one, and nowhere else",
+            field=told[0],
+            got=getattr(keys, told[0].removeprefix("device.")),
+            allowed="with device=PRESET, not auto, cpu or cuda",
+            remedy="add the preset that is nearest, such as device=h100-80gb",
+        )
+    facts = device_facts(keys, ask_torch=ask_torch)
+    if present and not facts.present:
+        raise ConfigError(
+            "kernels run here: it needs a device that is here, and this is a preset for planning",
+            field="device",
+            got=keys.preset,
+            allowed="auto, cpu or cuda",
+        )
+    return facts
+
+
+def _choice(config: ModelRoot) -> BackendChoice:
+    options = dict(config.backends)
+    if not isinstance(config, ServedRoot):
+        return BackendChoice(options=options, priorities=priorities())
+    kinds = {f.name: getattr(config.backend_by_kind, f.name) for f in fields(config.backend_by_kind)}
+    named = {kind: name for kind, name in kinds.items() if name != "auto"}
+    return BackendChoice(config.backend, named, options, priorities())
 
 
 def _adapters(registry: Registry) -> tuple[type[ModelAdapter], ...]:
@@ -143,39 +167,35 @@ def _adapters(registry: Registry) -> tuple[type[ModelAdapter], ...]:
     return tuple(kept)
 
 
-def _model(composed: Composed) -> ModelKeys:
+def _model(composed: Composed[ModelRoot]) -> ModelKeys:
     """The model's keys; with `model.path`, the preset's no longer count, unless they were given by hand."""
     model = composed.config.model
     if model.path is None:
         return model
+    path = user_path("model.path", model.path)
+    if _on_the_hub(model.path):
+        path = from_hub(model.path, weights=False)
     given = {k.removeprefix("model.").partition(".")[0] for k in composed.given if k.startswith("model.")}
     kept = {f.name: getattr(model, f.name) for f in fields(model) if f.name in given}
-    return ModelKeys(**{**kept, "path": str(user_path("model.path", model.path))})
+    return ModelKeys(**{**kept, "name": kept.get("name") or _called(model.path, path), "path": str(path)})
 
 
-def _check_device_keys(composed: Composed) -> None:
-    """A device that is found has its own facts: keys of a description would change nothing."""
-    preset = composed.config.device.preset
-    told = sorted(k for k in composed.given if k.startswith("device."))
-    if "device.preset" in told or (told and preset in MEASURED):
-        raise ConfigError(
-            "facts of a device are given beside a preset that describes one, and nowhere else",
-            field=told[0],
-            got=getattr(composed.config.device, told[0].removeprefix("device.")),
-            allowed="with device=PRESET, not auto, cpu or cuda",
-            remedy="add the preset that is nearest, such as device=h100-80gb",
-        )
+def _on_the_hub(text: str) -> bool:
+    """Whether a path names a model of the hub; a folder of that name goes first."""
+    return is_hub_id(text) and not user_path("model.path", text).exists()
 
 
-def _name(model: ModelKeys) -> str:
-    if model.name or not model.path:
-        return model.name or "unnamed"
-    path = Path(model.path)
+def _called(text: str, path: Path) -> str:
+    """What a model of this path is called."""
+    if _on_the_hub(text):
+        return text.rpartition("/")[2]
     return path.parent.name if path.name == "config.json" else path.name
 
 
-def _directory(model: ModelKeys, progress: Progress | None) -> str:
-    """The directory with weights; a preset's is made on the first run."""
+def _directory(given: str | None, model: ModelKeys, progress: Progress | None) -> str:
+    """The directory with weights; a preset's is made on the first run, one of the hub is fetched."""
+    if given is not None and _on_the_hub(given):
+        return str(from_hub(given, weights=True))
     if model.path is not None:
         path = Path(model.path)
         return str(path if path.is_dir() else path.parent)
@@ -208,12 +228,7 @@ def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, An
     return facts.weight_bytes
 
 
-def _chat(value: str, model: ModelKeys) -> bool:
-    return bool(model.chat) if value == "auto" else value.lower() == "true"
-
-
-def _max_model_len(config: KVCoreConfig, facts: ModelFacts, purpose: Purpose) -> int:
-    asked = config.engine.max_model_len
+def _max_model_len(asked: int | None, facts: ModelFacts, purpose: Purpose) -> int:
     if asked is not None and asked > facts.max_model_len and purpose == "run":
         raise ConfigError(
             "the model was not made for sequences of this length",
@@ -230,42 +245,3 @@ def _geometry(model: ModelKeys) -> dict[str, Any]:
         return dict(model.geometry)
     beside = read_hf_quant_config(config_file(model.path).parent)
     return {**read_config(model.path), **({HF_SECTION: beside} if beside else {})}
-
-
-def _cache(keys: CacheKeys) -> CacheSettings:
-    block_size: int | None = None
-    if keys.block_size != "auto":
-        try:
-            block_size = int(keys.block_size)
-        except ValueError:
-            block_size = 0
-        if not 1 <= block_size <= MOST:
-            raise ConfigError(
-                "cache.block_size is not a positive number of tokens",
-                field="cache.block_size",
-                got=keys.block_size,
-                allowed=f"auto, or a number from 1 to {MOST}",
-            )
-    return CacheSettings(
-        block_size=block_size,
-        placement=keys.placement,
-        memory_bytes=None if keys.memory is None else parse_bytes("cache.memory", keys.memory, least=1),
-        num_blocks=keys.num_blocks,
-        utilization=keys.utilization,
-        prefix_caching=keys.prefix_caching,
-        salt=keys.salt,
-        hash=keys.hash,
-        eviction=keys.eviction,
-        sanitize=keys.sanitize,
-        choice=CacheChoice(
-            dtype=None if keys.dtype == "auto" else keys.dtype,
-            dtype_by_kind=_by_kind(keys.dtype_by_kind),
-            scales=keys.scales,
-            mla="latent" if keys.mla == "auto" else keys.mla,
-        ),
-    )
-
-
-def _by_kind(node: Any) -> Mapping[str, str]:
-    """What differs from auto, by kind."""
-    return {f.name: getattr(node, f.name) for f in fields(node) if getattr(node, f.name) != "auto"}

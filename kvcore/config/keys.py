@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from kvcore.config.schema import KVCoreConfig
+from kvcore.config.schema import EngineRoot, Root
 from kvcore.registry.registry import Registry
 
 
@@ -23,7 +23,7 @@ class Key:
         help: One line: ``metadata["help"]`` of the field, else its entry under ``Attributes:`` in the
             docstring of its dataclass.
         choices: Allowed values, or None.
-        least, most: Bounds, or None.
+        least, most, above: Bounds, or None.
     """
 
     path: str
@@ -33,12 +33,14 @@ class Key:
     choices: tuple[str, ...] | None = None
     least: float | None = None
     most: float | None = None
+    above: float | None = None
 
 
-def all_keys(registry: Registry) -> list[Key]:
-    """Every key with the options of the installed backends and plugins, in the order of the schema."""
+def all_keys(registry: Registry, root: type[Root] = EngineRoot) -> list[Key]:
+    """Every key that a root takes, with the options of the installed backends and plugins, in the schema's order."""
     found: list[Key] = []
-    for f in fields(KVCoreConfig):
+    hints = get_type_hints(root)
+    for f in fields(root):
         if f.name == "backends":
             for name, spec in sorted(registry.backends.items()):
                 found += keys_of(spec.Config, f"backends.{name}")
@@ -46,8 +48,8 @@ def all_keys(registry: Registry) -> list[Key]:
             for name, config in sorted(registry.options.items()):
                 found += keys_of(config, f"plugins.{name}")
         else:
-            found += _key(f, f.name, get_type_hints(KVCoreConfig)[f.name])
-    return found
+            found += _key(f, f.name, hints[f.name])
+    return [k for k in found if k.path not in root.UNUSED and k.path != "device.preset"]
 
 
 def keys_of(config: type[Any], prefix: str) -> list[Key]:
@@ -85,6 +87,7 @@ def _key(f: Field[Any], path: str, hint: Any, told: str = "") -> Iterator[Key]:
         tuple(choices) if choices else None,
         meta.get("least"),
         meta.get("most"),
+        meta.get("above"),
     )
 
 

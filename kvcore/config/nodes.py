@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from kvcore.config.schema import KVCoreConfig
+from kvcore.config.hydra_session import SCHEMA_NAME
+from kvcore.config.schema import Root
 from kvcore.registry.registry import Registry
 
-_MADE: WeakKeyDictionary[Registry, DictConfig] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[Registry, dict[type[Root], DictConfig]] = WeakKeyDictionary()
 
 
-def root_node(registry: Registry) -> DictConfig:
-    """The root node of a registry; made once, and never changed: Hydra's store copies it."""
-    if registry not in _MADE:
-        _MADE[registry] = _root_node(registry)
-    return _MADE[registry]
+def root_node(registry: Registry, root: type[Root]) -> DictConfig:
+    """The typed node of a root; made once, and never changed: Hydra's store copies it."""
+    made = _MADE.setdefault(registry, {})
+    if root not in made:
+        made[root] = _root_node(registry, root)
+    return made[root]
 
 
-def _root_node(registry: Registry) -> DictConfig:
+def defaults_list(registry: Registry, root: type[Root]) -> list[Any]:
+    """Hydra's defaults list: the schema, then a preset for each node that has one, none for each backend."""
+    chosen = [{f.name: f.metadata["preset"]} for f in fields(root) if f.metadata.get("preset")]
+    backends = [{f"backends/{name}": None} for name in sorted(registry.backends)] if _has(root, "backends") else []
+    return [SCHEMA_NAME, *chosen, *backends, "_self_"]
+
+
+def _has(root: type[Root], name: str) -> bool:
+    return any(f.name == name for f in fields(root))
+
+
+def _root_node(registry: Registry, kind: type[Root]) -> DictConfig:
     """The schema with ``backends.<name>`` and ``plugins.<name>`` for whatever is installed.
 
     A dataclass that OmegaConf cannot take as a node puts its backend out of service, with the reason.
     """
-    root = _node(KVCoreConfig)
-    OmegaConf.set_struct(root.model.geometry, False)  # any field that a config.json may have
-    for name, spec in sorted(registry.backends.items()):
+    root = _node(kind)
+    if "model" in root and "geometry" in root.model:
+        OmegaConf.set_struct(root.model.geometry, False)  # any field that a config.json may have
+    for name, spec in sorted(registry.backends.items()) if _has(kind, "backends") else ():
         try:
             root.backends[name] = _node(spec.Config)
         except Exception as error:
             registry.refuse(name, f"backend {name}: its Config cannot be a typed node: {_first_line(error)}")
-    for name, config in sorted(registry.options.items()):
+    for name, config in sorted(registry.options.items()) if _has(kind, "plugins") else ():
         try:
             root.plugins[name] = _node(config)
         except Exception as error:

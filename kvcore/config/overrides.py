@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -12,12 +14,12 @@ from hydra.errors import HydraException
 
 from kvcore.config.home import presets
 from kvcore.config.keys import all_keys
-from kvcore.errors import ConfigError, UnknownKeyError
+from kvcore.config.schema import Root
+from kvcore.errors import ConfigError, NotBuiltError, UnknownKeyError
 from kvcore.registry.registry import Registry
 
-GROUPS = ("model", "device")
-# Nodes that may be given whole, as a dictionary.
-FREE = ("model.geometry",)
+# A node that may be given whole, as a dictionary, and takes any key below it.
+FREE = "model.geometry"
 _KEY = re.compile(r"\w+([./]\w+)*", re.ASCII)
 
 
@@ -78,16 +80,24 @@ def _unreadable(text: str) -> ConfigError:
     )
 
 
-def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
+def check_keys(
+    overrides: Sequence[Override], registry: Registry, root: type[Root], folders: Sequence[Path] = ()
+) -> list[Override]:
     """Refuse unknown keys and presets, with what is close to them.
 
+    Returns:
+        The overrides without those that say of something unbuilt that it is not wanted.
+
     Raises:
-        UnknownKeyError: No such key; lists near matches.
+        UnknownKeyError: The root has no such key; lists near matches.
+        NotBuiltError: The key asks for what is not built yet.
         ConfigError: No such preset; lists those that exist.
         BackendError, PluginError: The key belongs to a backend that is not installed or is broken.
     """
-    known = {k.path for k in all_keys(registry)}
+    known = {k.path for k in all_keys(registry, root)}
     nodes = {path.rpartition(".")[0] for path in known}
+    groups = {f.name for f in fields(root) if f.metadata.get("preset")}
+    kept = []
     for override in overrides:
         name = override.key_or_group
         if override.package is not None:
@@ -97,11 +107,15 @@ def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
                 got=override.input_line,
                 allowed="KEY=VALUE",
             )
+        if name in root.UNBUILT:
+            _check_unbuilt(override, *root.UNBUILT[name])
+            continue
+        kept.append(override)
         if "/" in name:
-            _check_backend_preset(override, registry)
-        elif name in GROUPS:
-            _check_preset(override, name)
-        elif name.startswith(FREE):
+            _check_backend_preset(override, registry, folders)
+        elif name in groups:
+            _check_preset(override, name, folders)
+        elif FREE in known and name.startswith(FREE):
             continue
         elif name and name in nodes:
             raise UnknownKeyError(
@@ -111,45 +125,58 @@ def check_keys(overrides: Sequence[Override], registry: Registry) -> None:
                 allowed=_below(name, known),
             )
         elif name not in known:
-            _refuse_unknown(name, override, known, registry)
+            _refuse_unknown(name, override, known, registry, root)
+    return kept
 
 
-def _check_backend_preset(override: Override, registry: Registry) -> None:
+def _check_unbuilt(override: Override, without: str, remedy: str) -> None:
+    said = str(override.input_line).partition("=")[2].strip("'\"").lower()
+    if said not in (without, "0b" if without == "0" else without):
+        raise NotBuiltError(
+            f"{override.key_or_group} is not built yet",
+            field=override.key_or_group,
+            got=override.input_line,
+            allowed=without,
+            remedy=remedy,
+        )
+
+
+def _check_backend_preset(override: Override, registry: Registry, folders: Sequence[Path]) -> None:
     group, _, backend = override.key_or_group.partition("/")
     if group != "backends" or not backend or "/" in backend:
         raise UnknownKeyError(
             "no such group of presets",
             field=override.key_or_group,
             got=override.input_line,
-            allowed=["model=PRESET", "device=PRESET", "backends/NAME=PRESET"],
+            allowed=["model=PRESET", "device=PRESET", "backends/NAME=PRESET", "experiment=PRESET"],
         )
     registry.backend(backend, key=override.key_or_group)
-    _check_preset(override, override.key_or_group)
+    _check_preset(override, override.key_or_group, folders)
 
 
-def _check_preset(override: Override, group: str) -> None:
-    known = presets(group)
+def _check_preset(override: Override, group: str, folders: Sequence[Path]) -> None:
+    known = presets(group, folders)
     values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.value()]
     for value in values:
         if str(value) not in known:
-            remedy = "for a directory or config.json use model.path=" if group == "model" else None
             raise ConfigError(
                 f"there is no preset {value!r} for {group}",
                 field=group,
                 got=value,
                 allowed=known or "none: there are no presets",
-                remedy=remedy,
+                remedy="for a directory or config.json use model.path=" if group == "model" else None,
             )
 
 
-def _refuse_unknown(name: str, override: Override, known: set[str], registry: Registry) -> None:
+def _refuse_unknown(name: str, override: Override, known: set[str], registry: Registry, root: type[Root]) -> None:
     parts = name.split(".")
     if parts[0] == "backends" and len(parts) > 1:
         registry.backend(parts[1], key=f"backends.{parts[1]}")
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     last = [k for k in sorted(known) if k.rpartition(".")[2] == parts[-1] and k not in near]
+    elsewhere = name in root.UNUSED or name in {k.path for k in all_keys(registry)}
     raise UnknownKeyError(
-        f"there is no key {name}",
+        f"{name} changes nothing here: this command does not use it" if elsewhere else f"there is no key {name}",
         field=name,
         got=override.input_line,
         allowed=(near + last)[:5] or _below(parts[0], known),

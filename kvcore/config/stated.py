@@ -33,13 +33,13 @@ def as_stated(
         The settings, in the model's own type where no backend serves the stated one; a note of the facts says which.
     """
     own = make(cache)
-    if statement is None or cache.choice.dtype is not None:
+    if statement is None or cache.dtype != "auto":
         return own
     if statement.dtype is None:
         return _not_followed(statement, own, "kvcore stores no such cache")
-    scales = cache.choice.scales or statement.scales
+    scales = cache.scales or statement.scales
     try:
-        stated = make(replace(cache, choice=replace(cache.choice, dtype=statement.dtype, scales=scales)))
+        stated = make(replace(cache, dtype=statement.dtype, scales=scales))
         if stated.facts.caches == own.facts.caches:
             return own  # every kind is given by hand, or none holds keys and values
         rows = select(stated, registry, purpose=purpose, strict=False).classes

@@ -14,7 +14,6 @@ from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
 from kvcore.worker.executor.base import Executor
@@ -84,9 +83,9 @@ class EngineCore:
         self.manager = self._make_manager()
         self.scheduler = Scheduler(
             self.manager,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.engine.max_model_len,
+            max_num_seqs=settings.engine.max_num_seqs,
+            max_num_batched_tokens=settings.engine.max_num_batched_tokens,
             eos_token_ids=eos_token_ids,
             salt=settings.cache.salt,
             hit_unit=self._hit_unit(),
@@ -98,7 +97,7 @@ class EngineCore:
 
     def _plan_after_loading(self, first: Plan) -> Plan:
         cache = self.settings.cache
-        asked = cache.memory_bytes is not None or cache.num_blocks is not None
+        asked = cache.memory is not None or cache.num_blocks is not None
         if asked or self.settings.device.kind == "cpu":
             return first
         plan, _ = prepare_plan(self.settings, self.registry, purpose="run", memory_bytes=self.executor.cache_bytes())
@@ -182,14 +181,14 @@ class EngineCore:
         check_request(
             prompt_ids,
             sampling,
-            max_model_len=self.settings.max_model_len,
-            max_num_seqs=self.settings.max_num_seqs,
+            max_model_len=self.settings.engine.max_model_len,
+            max_num_seqs=self.settings.engine.max_num_seqs,
             vocab_size=self.settings.facts.vocab_size,
         )
 
     def check_text(self, token_ids: Sequence[int]) -> None:
         """Raise `RequestError` for tokens that can never be scored: none are sampled, so they may fill the model."""
-        limit = self.settings.max_model_len
+        limit = self.settings.engine.max_model_len
         why = "the text is longer than the longest sequence"
         check_tokens(token_ids, self.settings.facts.vocab_size, longest=limit, why=why)
 
@@ -259,7 +258,7 @@ def _worker_settings(settings: EngineSettings) -> WorkerSettings:
         facts=settings.facts,
         model_path=settings.model_path,
         device=settings.device,
-        limits=Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs),
+        limits=settings.engine,
         utilization=settings.cache.utilization,
         options=settings.backend.options,
         sanitize=settings.cache.sanitize,
@@ -269,12 +268,12 @@ def _worker_settings(settings: EngineSettings) -> WorkerSettings:
 def refuse(settings: EngineSettings) -> None:
     """Raise for a model or a setting that `run` cannot serve correctly, before anything is loaded."""
     facts = settings.facts
-    facts.require_runnable(settings.max_model_len)
-    if settings.max_model_len > facts.max_model_len:
+    facts.require_runnable(settings.engine.max_model_len)
+    if settings.engine.max_model_len > facts.max_model_len:
         raise ConfigError(
             "the model was not made for sequences this long",
             field="engine.max_model_len",
-            got=settings.max_model_len,
+            got=settings.engine.max_model_len,
             allowed=f"at most {facts.max_model_len}",
             remedy=f"set engine.max_model_len={facts.max_model_len} or less",
         )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from kvcore.engine.settings import CacheSettings, EngineSettings
 from kvcore.errors import BackendUnsupportedError, CapacityError, ConfigError, NotBuiltError
 from kvcore.manage.eviction import EvictionPolicy
-from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget, Plan, plan
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose, Selection, choose_backends
@@ -29,7 +28,7 @@ def select(settings: EngineSettings, registry: Registry, *, purpose: Purpose, st
             registry,
             purpose=purpose,
             shared=facts.shared,
-            block_size=cache.block_size,
+            block_size=cache.tokens_a_block,
             block_first_only=cache.placement == "packed",
             strict=strict,
         )
@@ -67,11 +66,11 @@ def prepare_plan(
             remedy="use cache.placement=slots",
         )
     selection = select(settings, registry, purpose=purpose)
-    if cache.memory_bytes is not None or cache.num_blocks is not None:
-        budget = Budget(cache.memory_bytes, cache.num_blocks)
+    if cache.memory is not None or cache.num_blocks is not None:
+        budget = Budget(cache.bytes_in_all, cache.num_blocks)
     else:
         budget = Budget(default_cache_bytes(settings) if memory_bytes is None else memory_bytes)
-    limits = Limits(settings.max_model_len, settings.max_num_batched_tokens, settings.max_num_seqs)
+    limits = settings.engine
     # A window that no sequence can outgrow is full attention: one table with the full layers, and no step reserve.
     owned = {
         cache: replace(spec, retention=spec.retention.within(limits.max_model_len))
@@ -83,7 +82,7 @@ def prepare_plan(
         budget,
         limits,
         placement=cache.placement,
-        block_size=cache.block_size,
+        block_size=cache.tokens_a_block,
         shared=settings.facts.shared,
     )
     return result, selection
@@ -96,7 +95,7 @@ def check_run(settings: EngineSettings, registry: Registry) -> None:
         UnsupportedModelError: The architecture cannot be served correctly.
         KVCoreError: As `prepare_plan` and `Plan.require_fit` say.
     """
-    settings.facts.require_runnable(settings.max_model_len)
+    settings.facts.require_runnable(settings.engine.max_model_len)
     first, _ = prepare_plan(settings, registry, purpose="run")
     first.require_fit()
 

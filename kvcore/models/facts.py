@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
 from kvcore.errors import UnsupportedModelError
+from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 
 
@@ -125,24 +126,6 @@ def _within(cache: CacheFacts, longest: int) -> CacheFacts:
     return cache if mask is cache.query.mask else replace(cache, query=replace(cache.query, mask=mask))
 
 
-@dataclass(frozen=True)
-class CacheChoice:
-    """What the user may choose about every cache before facts are read.
-
-    Attributes:
-        dtype: Element type of caches; None follows the model's dtype.
-        dtype_by_kind: Element type for one kind (full, window, chunk, latent, encoder).
-        scales: Granularity of scales for quantized dtypes; None takes the dtype's default
-            (fp8: tensor; int8, int4: token_head).
-        mla: ``latent`` or ``expanded``, for multi-head latent attention.
-    """
-
-    dtype: str | None = None
-    dtype_by_kind: Mapping[str, str] = field(default_factory=dict)
-    scales: str | None = None
-    mla: str = "latent"
-
-
 class ModelAdapter(ABC):
     """Reads the configs of one or more model types; plugins add more by `kvcore_model_adapters`.
 
@@ -153,7 +136,7 @@ class ModelAdapter(ABC):
     model_types: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheChoice) -> ModelFacts:
+    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheSettings) -> ModelFacts:
         """Facts of a parsed `config.json`.
 
         Args:

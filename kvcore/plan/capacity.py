@@ -1,39 +1,36 @@
 """How many tokens and sequences a config holds: the same bounds that admission uses at run time."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvcore.errors import ConfigError
 from kvcore.plan.config import KVCacheConfig, slots_bytes
+from kvcore.settings.key import check, key
 from kvcore.spec.dtypes import ceil_div
 
 # Lengths are int32 in the batch.
 LONGEST = 2**31 - 1
 
+if TYPE_CHECKING:
+    # The user may leave it to the model; it is a number before anything is planned.
+    Length = int
+else:
+    Length = int | None
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine will ask of the cache.
+    """What the engine will ask of the cache; the keys `engine.*`."""
 
-    Attributes:
-        max_model_len: Longest sequence in tokens.
-        max_num_batched_tokens: Most tokens scheduled in one step, over all requests.
-        max_num_seqs: Most requests in one step.
-    """
-
-    max_model_len: int
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
+    max_model_len: Length = key(None, "longest sequence in tokens; default: the model's limit", least=1, most=LONGEST)
+    max_num_batched_tokens: int = key(2048, "most tokens scheduled in one step", least=1, most=LONGEST)
+    max_num_seqs: int = key(256, "most requests in one step", least=1, most=LONGEST)
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
-            value = getattr(self, name)
-            if not 1 <= value <= LONGEST:
-                raise ConfigError(
-                    f"{name} is out of range", field=f"engine.{name}", got=value, allowed=f"1 to {LONGEST}"
-                )
+        check(self, "engine")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def test_every_second_layer_is_shown_as_such_everywhere(call, tmp_path):
         "dtype": "bfloat16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = ("device=cpu", "cache.memory=1GiB", f"model.path={tmp_path}")
+    asked = ("device=cpu", f"model.path={tmp_path}")
     for command in ("plan", "layout", "backends"):
         _, out, _ = call(command, *asked)
         assert "L0, L2, ..., L22" in out

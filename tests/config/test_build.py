@@ -12,12 +12,12 @@ from kvcore.config import devices
 from kvcore.config.build import build
 from kvcore.config.compose import compose
 from kvcore.config.schema import DeviceKeys
-from kvcore.config.units import parse_bytes
 from kvcore.engine.planning import default_cache_bytes, prepare_plan
 from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError, NotBuiltError
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import installed, load
 from kvcore.registry.records import PluginSource
+from kvcore.settings.units import parse_bytes
 
 GiB = 1 << 30
 CONFIG = {
@@ -56,7 +56,7 @@ def test_the_default_preset_is_float32_on_a_cpu_and_the_checkpoints_type_elsewhe
     weights = 49152 * 576 + 30 * layer + 576
     assert cpu.settings.facts.weight_bytes == 4 * weights
     assert gpu.settings.facts.weight_bytes == 2 * weights
-    assert (cpu.chat, cpu.model, cpu.settings.max_model_len) == (True, "smollm2-135m", 8192)
+    assert (cpu.chat, cpu.model, cpu.settings.engine.max_model_len) == (True, "smollm2-135m", 8192)
 
 
 def test_with_a_path_the_preset_no_longer_counts_but_keys_given_by_hand_do(model):
@@ -80,7 +80,7 @@ def test_paths_are_relative_to_the_callers_directory(model, monkeypatch):
 
 def test_lengths_beyond_the_models_own_are_planned_with_a_note_and_not_run():
     built = settings_of("engine.max_model_len=10000", "device=cpu")
-    assert built.settings.max_model_len == 10000
+    assert built.settings.engine.max_model_len == 10000
     assert any("8192" in note for note in built.notes)
     with pytest.raises(ConfigError) as caught:
         settings_of("engine.max_model_len=10000", "device=cpu", purpose="run")

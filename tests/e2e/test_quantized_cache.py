@@ -10,15 +10,15 @@ from support.engines import engine_settings
 
 from kvcore.engine.llm import LLM
 from kvcore.models.config_json import read_config
-from kvcore.models.facts import CacheChoice
 from kvcore.models.families import model_facts
 from kvcore.registry.loader import installed
+from kvcore.settings.cache import CacheSettings
 
 TEXT = torch.randint(1, 250, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def logits(path, dtype, scales, caplog):
-    choice = CacheChoice(dtype=dtype, scales=scales)
+    choice = CacheSettings(dtype=dtype, scales=scales)
     facts = model_facts(read_config(path), dtype="float32", cache=choice)
     settings = replace(engine_settings(path, max_model_len=64, num_blocks=40), facts=facts)
     caplog.clear()

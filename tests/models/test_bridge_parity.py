@@ -6,15 +6,15 @@ from models.dense_context import DenseContext
 from models.tiny import DEFAULT_RUN, SPECS, reference_model, tiny_model
 
 from kvcore.models.config_json import read_config
-from kvcore.models.facts import CacheChoice
 from kvcore.models.families import model_facts
 from kvcore.models.transformers_bridge import TransformersModel
+from kvcore.settings.cache import CacheSettings
 
 TOLERANCE = 1e-4
 
 
 def load(path):
-    facts = model_facts(read_config(path), cache=CacheChoice(mla="expanded"))
+    facts = model_facts(read_config(path), cache=CacheSettings(mla="expanded"))
     return TransformersModel.load(path, facts, dtype="float32", device="cpu")
 
 
@@ -57,7 +57,7 @@ def test_bridged_logits_equal_transformers(name, tmp_path_factory):
 
 
 def runnable(name, tmp_path):
-    facts = model_facts(read_config(tiny_model(name, tmp_path)), cache=CacheChoice(mla="expanded"))
+    facts = model_facts(read_config(tiny_model(name, tmp_path)), cache=CacheSettings(mla="expanded"))
     return not facts.refusals_for(96)
 
 

@@ -8,17 +8,17 @@ from models.tiny import SPECS, tiny_model
 
 from kvcore.errors import ModelError, UnsupportedModelError
 from kvcore.models.config_json import read_config
-from kvcore.models.facts import CacheChoice
 from kvcore.models.families import BUILT_IN, model_facts
 from kvcore.models.families.table import bridged_table
 from kvcore.models.transformers_bridge import TransformersModel
+from kvcore.settings.cache import CacheSettings
 
 IGNORE_THE_REGISTRY = ("falcon", "bloom", "mpt")
 RECURRENT = ("jamba", "mamba", "mamba2", "zamba2", "granite_hybrid", "falcon_h1", "qwen3_next", "lfm2", "nemotron_h")
 
 
 def facts_of(path, **choice):
-    return model_facts(read_config(path), cache=CacheChoice(**{"mla": "expanded", **choice}))
+    return model_facts(read_config(path), cache=CacheSettings(**{"mla": "expanded", **choice}))
 
 
 @pytest.mark.parametrize("name", [*IGNORE_THE_REGISTRY, "stablelm"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvcore.cli import main
-from kvcore.cli.plan import execute
+from kvcore.cli.plan import Keys, execute
 from kvcore.cli.result import Job, to_json
 from kvcore.config.compose import compose
 from kvcore.errors import KVCoreError
@@ -90,7 +90,7 @@ def check(count, folder):
     draw, known = random.Random(SEED), sources()
     file, outcomes = folder / "config.json", []
     file.write_text("{}")
-    job = Job(compose([f"model.path='{file}'", "cache.memory=64MiB", "device=cpu"], installed()), installed())
+    job = Job(compose([f"model.path='{file}'", "cache.memory=64MiB", "device=cpu"], installed(), Keys), installed())
     for number in range(count):
         config = mutate(draw.choice(known), known, draw)
         file.write_text(json.dumps(config))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvcore.errors import ModelError
+from kvcore.errors import ConfigError, ModelError
 from kvcore.models.config_json import read_config
-from kvcore.models.facts import CacheChoice
 from kvcore.models.families import model_facts
+from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId
 
 DATA = Path(__file__).parents[1] / "data"
@@ -81,7 +81,7 @@ def test_deepseek_latent_and_expanded():
     assert latent.spec.content.bytes_per_token == (512 + 64) * 2
     assert (latent.query.num_heads, latent.query.num_kv_heads) == (128, 1)
     assert (latent.query.head_dim, latent.query.head_dim_v) == (576, 512)
-    expanded = facts(config, cache=CacheChoice(mla="expanded")).caches[0]
+    expanded = facts(config, cache=CacheSettings(mla="expanded")).caches[0]
     assert expanded.spec.content.bytes_per_token == 128 * (192 + 128) * 2
     # yarn: (0.1 * ln 40 + 1) squared times 192 ** -0.5
     assert latent.query.scale == expanded.query.scale == pytest.approx(0.1352337788608801)
@@ -182,18 +182,18 @@ def test_gemma3n_shares_caches():
 
 def test_cache_choices():
     config = real("google--gemma-4-26B-A4B")
-    choice = CacheChoice(dtype="fp8_e4m3", dtype_by_kind={"full": "int8"})
+    choice = CacheSettings(dtype="fp8_e4m3", dtype_by_kind={"full": "int8"})
     found = facts(config, cache=choice)
     window, full = found.caches[0], found.caches[5]
     assert (window.query.cache_dtype, window.query.quant) == ("fp8_e4m3", "tensor")
     assert (full.query.cache_dtype, full.query.quant) == ("int8", "token_head")
     assert full.spec.content.bytes_per_token == 2 * 2 * (512 + 4)
-    with pytest.raises(ModelError, match="cache dtype"):
-        facts(config, cache=CacheChoice(dtype="int32"))
+    with pytest.raises(ConfigError, match=r"cache\.dtype"):  # checked where it is made
+        facts(config, cache=CacheSettings(dtype="int32"))
     with pytest.raises(ModelError, match="one scale"):
-        facts(real("deepseek-ai--DeepSeek-V3"), cache=CacheChoice(dtype="int8"))
-    with pytest.raises(ModelError, match="latent attention"):
-        facts(real("deepseek-ai--DeepSeek-V3"), cache=CacheChoice(mla="squeezed"))
+        facts(real("deepseek-ai--DeepSeek-V3"), cache=CacheSettings(dtype="int8"))
+    with pytest.raises(ConfigError, match=r"cache\.mla"):
+        facts(real("deepseek-ai--DeepSeek-V3"), cache=CacheSettings(mla="squeezed"))
 
 
 def test_dtype_follows_the_checkpoint_unless_asked():

@@ -8,8 +8,9 @@ from typing import Any
 
 from kvcore.errors import ModelError, PluginError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, ModelFacts
+from kvcore.models.facts import ModelAdapter, ModelFacts
 from kvcore.models.families import decoder, encoder, latent, legacy, mamba2, recurrent, window
+from kvcore.settings.cache import CacheSettings
 
 BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *decoder.ADAPTERS,
@@ -55,7 +56,7 @@ def model_facts(
     config: Mapping[str, Any],
     *,
     dtype: str | None = None,
-    cache: CacheChoice | None = None,
+    cache: CacheSettings | None = None,
     adapters: Sequence[type[ModelAdapter]] = (),
 ) -> ModelFacts:
     """What a `config.json` says about caches and attention.
@@ -94,7 +95,7 @@ def model_facts(
             allowed=near or f"one of {len(table)} model types (docs: Models)",
             remedy="offer a ModelAdapter for it by the plugin hook kvcore_model_adapters",
         )
-    return table[name]().facts(config, dtype=dtype, cache=cache or CacheChoice())
+    return table[name]().facts(config, dtype=dtype, cache=cache or CacheSettings())
 
 
 __all__ = ["BUILT_IN", "adapters_by_type", "model_facts"]

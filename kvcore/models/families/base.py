@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFacts, Refusal
+from kvcore.models.facts import CacheFacts, ModelAdapter, ModelFacts, Refusal
 from kvcore.models.nesting import TEXT_PARTS
 from kvcore.models.rope import longest_sequence, rope_settings, rope_type
 from kvcore.models.stated_cache import quantization
+from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import Content, IndexKeys, KVHeads, Latent, Quant, State
 from kvcore.spec.dtypes import DTYPES
@@ -116,7 +117,7 @@ class FamilyAdapter(ModelAdapter):
     layer_kinds: ClassVar[tuple[str, ...]] = ("full_attention", "attention")
 
     @abstractmethod
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """The parts of one decoder layer, in the order in which it runs them."""
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
@@ -145,7 +146,7 @@ class FamilyAdapter(ModelAdapter):
         if silent:
             yield f"config.json is silent on these; the defaults of {fields.model_type} hold: {', '.join(silent)}"
 
-    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheChoice) -> ModelFacts:
+    def facts(self, config: Mapping[str, Any], *, dtype: str | None, cache: CacheSettings) -> ModelFacts:
         """Facts of a parsed `config.json`; see `ModelAdapter.facts`."""
         fields = Fields(config)
         fields.refuse_nulls(unless=RUN_ONLY)
@@ -243,7 +244,7 @@ RUN_ONLY: Mapping[str, Callable[[Fields], Any]] = {
 }
 
 
-def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheChoice) -> CacheFacts:
+def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheSettings) -> CacheFacts:
     """Spec and query of one part of a layer."""
     if isinstance(part, Recurrent):
         names, shapes, types = zip(*part.tensors, strict=True)
@@ -274,7 +275,7 @@ def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheCho
     return CacheFacts(cache_id, KVCacheSpec(content, part.retention), query, part.shares)
 
 
-def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: CacheChoice) -> CacheFacts:
+def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: CacheSettings) -> CacheFacts:
     cached, quant = cache_dtype("latent", dtype, choice)
     if quant is not None and quant.granularity != "tensor":
         # A latent page has no field for other scales.
@@ -299,14 +300,11 @@ def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: Cach
     return CacheFacts(cache_id, spec, query)
 
 
-def cache_dtype(kind: str, model: str, choice: CacheChoice) -> tuple[str, Quant | None]:
+def cache_dtype(kind: str, model: str, choice: CacheSettings) -> tuple[str, Quant | None]:
     """Element type and scales of a cache of one kind, as the user chose."""
-    name = choice.dtype_by_kind.get(kind) or choice.dtype or model
+    name = choice.dtype_of(kind)
     if name == "auto":
         name = model
-    if name not in DTYPES or not (DTYPES[name].quantized or name in MODEL_DTYPES):
-        allowed = (*MODEL_DTYPES, *(d for d in DTYPES if DTYPES[d].quantized), "auto")
-        raise ModelError("unknown cache dtype", field="cache.dtype", got=name, allowed=allowed)
     if not DTYPES[name].quantized:
         return name, None
     default = "tensor" if name.startswith("fp8") else "token_head"

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from kvcore.attention.query import Mask
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter, Refusal
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.settings.cache import CacheSettings
 
 
 class FullAttention(FamilyAdapter):
@@ -46,7 +47,7 @@ class FullAttention(FamilyAdapter):
         super().check_lists(fields)
         fields.per_layer("attn_type_list", (1,), fields.layers)
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim)
 
@@ -68,7 +69,7 @@ class Granite(FullAttention):
 
     model_types = ("granite", "granitemoe")
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """As a plain decoder, with its own scale."""
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim, scale=fields.number("attention_multiplier", 1.0))
 
@@ -83,7 +84,7 @@ class UniformWindow(FamilyAdapter):
         """The window of all layers."""
         return fields.optional("sliding_window")
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One cache a layer, with the window of all."""
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim, mask=Mask(window=self.window(fields)))
 

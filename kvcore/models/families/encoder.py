@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from kvcore.attention.query import Mask
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter, Refusal
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.settings.cache import CacheSettings
 
 
 class Whisper(FamilyAdapter):
@@ -22,7 +23,7 @@ class Whisper(FamilyAdapter):
         """Decoder layers; `num_hidden_layers` counts those of the encoder."""
         return fields.integer("decoder_layers")
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """Self attention, then cross attention."""
         heads, width = fields.integer("decoder_attention_heads"), fields.integer("hidden_size")
         if width % heads:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter, Refusal
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, Indexer, LatentHeads
 from kvcore.models.rope import rope_settings, rope_type
+from kvcore.settings.cache import CacheSettings
 
 
 class LatentAttention(FamilyAdapter):
@@ -33,7 +34,7 @@ class LatentAttention(FamilyAdapter):
         correction = 0.1 * rope.number("mscale_all_dim") * log(factor) + 1.0 if factor > 1 else 1.0
         return scale * correction * correction
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One latent, or keys and values of every head."""
         yield latent_part(fields, self.scale(fields), cache)
 
@@ -55,7 +56,7 @@ class SparseLatent(LatentAttention):
     model_types = ("deepseek_v32", "glm_moe_dsa")
     layer_kinds = ("deepseek_sparse_attention", "full_attention", "indexed_attention")
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """The latent, and the indexer's keys where the layer has an indexer of its own."""
         yield from super().layer(fields, index, cache)
         kinds = fields.once("indexers", lambda: indexer_types(fields))
@@ -72,19 +73,11 @@ def head_dim(fields: Fields) -> int:
     return fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")
 
 
-def latent_part(fields: Fields, scale: float, cache: CacheChoice) -> CachePart:
-    """The attention of one layer in the form that the user chose.
-
-    Raises:
-        ModelError: `cache.mla` is neither ``latent`` nor ``expanded``.
-    """
+def latent_part(fields: Fields, scale: float, cache: CacheSettings) -> CachePart:
+    """The attention of one layer in the form that the user chose."""
     if cache.mla == "expanded":
         heads = fields.heads
         return Heads(heads, heads, head_dim(fields), fields.integer("v_head_dim"), scale=scale)
-    if cache.mla not in ("latent", "auto"):
-        raise ModelError(
-            "unknown form of latent attention", field="cache.mla", got=cache.mla, allowed=("auto", "latent", "expanded")
-        )
     return LatentHeads(fields.heads, fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim"), scale=scale)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter, Refusal
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, unreachable
+from kvcore.settings.cache import CacheSettings
 
 
 class EveryHead(FamilyAdapter):
@@ -15,7 +16,7 @@ class EveryHead(FamilyAdapter):
 
     model_types: ClassVar[tuple[str, ...]] = ("gpt_neox",)
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         yield Heads(fields.heads, fields.heads, fields.head_dim)
 
@@ -33,7 +34,7 @@ class Opt(EveryHead):
     model_types = ("opt",)
     rotary = False
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer; the scale of attention is 1."""
         yield Heads(fields.heads, fields.heads, fields.head_dim, scale=1.0)
 
@@ -44,7 +45,7 @@ class Gpt2(FamilyAdapter):
     model_types = ("gpt2",)
     rotary = False
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         dim = fields.head_dim
         scale = dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
@@ -66,7 +67,7 @@ class GptBigCode(FamilyAdapter):
     model_types = ("gpt_bigcode",)
     rotary = False
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         dim = fields.head_dim
         kv_heads = 1 if fields.flag("multi_query", True) else fields.heads
@@ -79,7 +80,7 @@ class Falcon(FamilyAdapter):
 
     model_types = ("falcon",)
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         if fields.flag("new_decoder_architecture"):
             kv_heads = fields.integer("num_kv_heads", fields.kv_heads)
@@ -98,7 +99,7 @@ class Alibi(FamilyAdapter):
     model_types = ("bloom", "mpt")
     rotary = False
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One full cache a layer."""
         options = fields.section("attn_config")
         yield Heads(

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, Heads, Recurrent
 from kvcore.models.families.recurrent import ATTENTION, BOTH, KINDS, NEITHER, STATE, Hybrid, conv_and_ssm
+from kvcore.settings.cache import CacheSettings
 
 
 def head_size(fields: Fields, name: str, heads: int) -> int:
@@ -100,7 +101,7 @@ class Zamba2(Mamba2):
         """The list of the class, made for 54 layers."""
         return BOTH if index in self.default_ids else STATE
 
-    def attention(self, fields: Fields, cache: CacheChoice) -> CachePart:
+    def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """Heads over the concatenation of hidden states and embeddings."""
         heads = fields.heads
         dim = 2 * fields.integer("hidden_size") // heads
@@ -162,7 +163,7 @@ class Granite(Mamba2):
     names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     layer_kinds = ("attention", "full_attention", "linear_attention", "mamba")
 
-    def attention(self, fields: Fields, cache: CacheChoice) -> CachePart:
+    def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """The scale is a field of the config."""
         scale = fields.number("attention_multiplier", 1.0)
         return Heads(fields.heads, fields.kv_heads, fields.head_dim, scale=scale)

@@ -13,9 +13,10 @@ from typing import ClassVar
 
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import MODEL_DTYPES, CachePart, FamilyAdapter, Heads, Recurrent
 from kvcore.models.families.latent import head_dim, latent_part
+from kvcore.settings.cache import CacheSettings
 
 ATTENTION, STATE, BOTH, NEITHER = "attention", "state", "both", "neither"
 KINDS = {
@@ -93,7 +94,7 @@ class Hybrid(FamilyAdapter):
     def state(self, fields: Fields) -> Recurrent:
         """The state of one layer."""
 
-    def attention(self, fields: Fields, cache: CacheChoice) -> CachePart:
+    def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """The attention of one layer."""
         return Heads(fields.heads, fields.kv_heads, fields.head_dim)
 
@@ -101,7 +102,7 @@ class Hybrid(FamilyAdapter):
         """As many as are listed."""
         return len(self.kinds(fields))
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """The state before the attention, as the modules run them."""
         kind = self.kinds(fields)[index]
         if kind in (STATE, BOTH):
@@ -180,7 +181,7 @@ class GatedDeltaNet(Hybrid):
         width = fields.integer("linear_conv_kernel_dim", 4)
         return conv_and_ssm(fields, channels, width, (values, key_dim, value_dim))
 
-    def attention(self, fields: Fields, cache: CacheChoice) -> CachePart:
+    def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """Heads of 256 where the config is silent."""
         return Heads(fields.heads, fields.kv_heads, fields.integer("head_dim", 256))
 
@@ -225,7 +226,7 @@ class KimiLinear(Hybrid):
         width = options.optional("short_conv_kernel_size") or fields.integer("linear_conv_kernel_dim", 4)
         return conv_and_ssm(fields, 3 * heads * dim, width, (heads, dim, dim))
 
-    def attention(self, fields: Fields, cache: CacheChoice) -> CachePart:
+    def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """Latent attention with the usual scale."""
         return latent_part(fields, float(head_dim(fields) ** -0.5), cache)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvcore.models.facts import CacheChoice, ModelAdapter
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families import adapters_by_type
+from kvcore.settings.cache import CacheSettings
 
 # One config that every adapter can read: small, and with the fields that have no default anywhere.
 SAMPLE = {
@@ -54,8 +55,8 @@ def bridged_table(adapters: Sequence[type[ModelAdapter]] = ()) -> list[BridgedRo
     rows = []
     for name, adapter in sorted(adapters_by_type(adapters).items()):
         config = {**SAMPLE, "model_type": name}
-        facts = adapter().facts(config, dtype=None, cache=CacheChoice(mla="expanded"))
-        compressed = adapter().facts(config, dtype=None, cache=CacheChoice(mla="latent"))
+        facts = adapter().facts(config, dtype=None, cache=CacheSettings(mla="expanded"))
+        compressed = adapter().facts(config, dtype=None, cache=CacheSettings(mla="latent"))
         reasons = [r.reason for r in facts.refusals]
         if reasons:
             rows.append(BridgedRow(name, "refused", "; ".join(reasons)))

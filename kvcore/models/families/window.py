@@ -8,8 +8,9 @@ from typing import ClassVar
 from kvcore.attention.query import Mask
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheChoice, ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter, Refusal
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -59,7 +60,7 @@ class MixedLayers(FamilyAdapter):
         """Softmax scale; None is the usual one."""
         return None
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One cache a layer."""
         yield Heads(
             fields.heads, fields.kv_heads, fields.head_dim, mask=self.mask(fields, index), scale=self.scale(fields)
@@ -145,7 +146,7 @@ class GptOss(MixedLayers):
 
     model_types = ("gpt_oss",)
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One cache a layer, with sinks."""
         yield Heads(
             fields.heads, fields.kv_heads, fields.integer("head_dim", 64), mask=self.mask(fields, index), sinks=True
@@ -165,7 +166,7 @@ class Gemma2(MixedLayers):
         """The cap; a written null switches it off, silence means the default."""
         return None if fields.get("attn_logit_softcapping") is None else fields.number("attn_logit_softcapping")
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One cache a layer."""
         yield Heads(
             fields.heads,
@@ -223,7 +224,7 @@ class SharedTail(Gemma3):
             )
         return CacheId(owners[kind])
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """One cache a layer, or another's."""
         yield Heads(
             fields.heads,
@@ -321,7 +322,7 @@ class MiMo(MixedLayers):
             return super().mask(fields, index)
         return Mask(window=before + 1)
 
-    def layer(self, fields: Fields, index: int, cache: CacheChoice) -> Iterable[CachePart]:
+    def layer(self, fields: Fields, index: int, cache: CacheSettings) -> Iterable[CachePart]:
         """Heads of the layer's kind."""
         sliding = self.layer_type(fields, index) == SLIDING
         prefix, sinks = ("swa_", "add_swa") if sliding else ("", "add_full")

@@ -1,1 +1,0 @@
-"""The checks, and how cases run through them against a backend."""

@@ -1,1 +1,0 @@
-"""Expected values, from formulas alone: attention, rounding, tolerances, and the address of every byte."""
