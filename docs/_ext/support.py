@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcore.registry.loader import installed
 from kvcore.testing import Base, Case, Seq, run
-from kvcore.testing.base import find_base, here, switch_on
+from kvcore.testing.cases.base import find_base, here, switch_on
 
 # A row of the matrix, as changes to the plainest case that a backend takes.
 FEATURES: dict[str, dict[str, Any]] = {

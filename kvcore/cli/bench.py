@@ -94,8 +94,8 @@ def _dtype(device: str) -> str:
 
 def _place(job: Job[Keys], facts: Any) -> Any:
     """The backend asked for; `auto` takes the first by priority that runs here without a stand-in."""
-    from kvcore.testing.base import switch_on
-    from kvcore.testing.planning import Place
+    from kvcore.testing.cases.base import switch_on
+    from kvcore.testing.cases.planning import Place
 
     config, registry = job.composed.config, job.registry
     names = [config.backend]

@@ -16,7 +16,7 @@ from kvcore.errors import ConfigError
 from kvcore.settings.key import key
 
 if TYPE_CHECKING:
-    from kvcore.testing.outcome import CellResult
+    from kvcore.testing.cases.outcome import CellResult
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ COMMAND = Command(
 def execute(job: Job[Keys]) -> Result:
     """Run; status 1 when a case failed."""
     from kvcore.config.build import device_of
-    from kvcore.testing.html import page
-    from kvcore.testing.report import conform  # late: loads torch when it runs
-    from kvcore.testing.table import text
+    from kvcore.testing.report.conform import conform  # late: loads torch when it runs
+    from kvcore.testing.report.html import page
+    from kvcore.testing.report.table import text
 
     config = job.composed.config
     facts = device_of(job.composed, present=True)

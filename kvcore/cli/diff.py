@@ -68,7 +68,7 @@ def execute(job: Job[Keys]) -> Result:
                 got=[what, *idle],
                 allowed=[*OF_A_CASE, "backends.*"],
             )
-        from kvcore.testing.diff import diff_case  # late: loads torch
+        from kvcore.diff.case import diff_case  # late: loads torch
 
         facts = device_of(job.composed, present=True)
         specs = [job.registry.backend(name) for name in (a, b)]
@@ -78,7 +78,7 @@ def execute(job: Job[Keys]) -> Result:
         with Display() as display:
             built = build(job.composed, job.registry, purpose="run", progress=display.fraction)
             display.stage("importing torch and transformers")
-            from kvcore.engine.diff import diff_model  # late: loads torch
+            from kvcore.diff.model import diff_model  # late: loads torch
 
             job.registry.configure(config.plugins)
             parting = diff_model(

@@ -11,23 +11,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvcore.testing.cases import Base, Case, Seq
-    from kvcore.testing.catalogue import all_cases, cover
+    from kvcore.testing.cases.case import Base, Case, Seq
+    from kvcore.testing.cases.catalogue import all_cases, cover
+    from kvcore.testing.cases.outcome import CellResult
+    from kvcore.testing.checks.runner import run
     from kvcore.testing.conformance import BackendConformance
-    from kvcore.testing.outcome import CellResult
-    from kvcore.testing.report import conform
-    from kvcore.testing.runner import run
+    from kvcore.testing.report.conform import conform
 
 _HOMES = {
     "BackendConformance": "kvcore.testing.conformance",
-    "Base": "kvcore.testing.cases",
-    "Case": "kvcore.testing.cases",
-    "CellResult": "kvcore.testing.outcome",
-    "Seq": "kvcore.testing.cases",
-    "all_cases": "kvcore.testing.catalogue",
-    "conform": "kvcore.testing.report",
-    "cover": "kvcore.testing.catalogue",
-    "run": "kvcore.testing.runner",
+    "Base": "kvcore.testing.cases.case",
+    "Case": "kvcore.testing.cases.case",
+    "CellResult": "kvcore.testing.cases.outcome",
+    "Seq": "kvcore.testing.cases.case",
+    "all_cases": "kvcore.testing.cases.catalogue",
+    "conform": "kvcore.testing.report.conform",
+    "cover": "kvcore.testing.cases.catalogue",
+    "run": "kvcore.testing.checks.runner",
 }
 __all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "all_cases", "conform", "cover", "run"]
 

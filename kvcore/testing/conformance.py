@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from kvcore.attention.spec import BackendSpec
-from kvcore.testing.cases import Case
-from kvcore.testing.outcome import CellResult
+from kvcore.testing.cases.case import Case
+from kvcore.testing.cases.outcome import CellResult
 
 
 class BackendConformance:
@@ -53,7 +53,7 @@ def cases_for(
     Raises:
         ConfigError: There is none; pytest would call an empty class skipped.
     """
-    from kvcore.testing.runner import nothing_selected, selected
+    from kvcore.testing.checks.runner import nothing_selected, selected
 
     found = selected(spec, level=level, options=options, where=where or {})
     if not found:
@@ -63,7 +63,7 @@ def cases_for(
 
 def run_one(spec: type[BackendSpec] | str, case: Case, options: Any = None) -> CellResult:
     """The result of one case."""
-    from kvcore.testing.runner import CONTRACT, run
+    from kvcore.testing.checks.runner import CONTRACT, run
 
     # A backend that cannot be asked for its cases has this one, and asking is what fails.
     return run(spec, None if case is CONTRACT else [case], options=options)[0]
@@ -76,7 +76,7 @@ def settle(result: CellResult, spec: type[BackendSpec] | str | None = None, opti
     it many times, and here every case that fails would pay for that.
     """
     if result.outcome == "failed":
-        from kvcore.testing.reproducer import source
+        from kvcore.testing.report.reproducer import source
 
         again = source(result, spec=spec, options=options)
         pytest.fail(f"{result.backend}: {result.reason}\n\n{again}", pytrace=False)

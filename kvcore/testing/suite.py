@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcore.testing.cases import Case
+from kvcore.testing.cases.case import Case
 from kvcore.testing.conformance import cases_for, run_one, settle
 
 

@@ -17,13 +17,13 @@ from models.tiny import tiny_model
 from support.engines import engine_settings
 
 from kvcore.cli import main
-from kvcore.engine.diff import diff_model
+from kvcore.diff.divergence import Parting, Place
+from kvcore.diff.model import diff_model
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import BackendError
 from kvcore.registry.loader import load
 from kvcore.registry.records import PluginSource, installed_sources
 from kvcore.registry.registry import Registry
-from kvcore.testing.parting import Parting, Place
 
 PROMPTS = ((5, 9, 200, 31, 7) * 9, (17, 3, 44), (44, 2, 91) * 7)
 LIMITS = {"max_model_len": 96, "num_blocks": 60, "max_num_batched_tokens": 16, "max_num_seqs": 4}

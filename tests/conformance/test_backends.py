@@ -8,9 +8,9 @@ import pytest
 
 from kvcore.registry.loader import installed
 from kvcore.testing import cover, run
-from kvcore.testing.base import here, switch_on
-from kvcore.testing.reproducer import source
-from kvcore.testing.runner import selected
+from kvcore.testing.cases.base import here, switch_on
+from kvcore.testing.checks.runner import selected
+from kvcore.testing.report.reproducer import source
 
 NAMES = sorted(installed().backends)
 

@@ -7,13 +7,13 @@ import pytest
 
 from kvcore.registry.loader import installed
 from kvcore.testing import Base, all_cases, cover, run
-from kvcore.testing.axes import windows
-from kvcore.testing.base import here, switch_on
-from kvcore.testing.cases import AXES
-from kvcore.testing.check_attend import without_each_feature
-from kvcore.testing.checks import CHECKS
-from kvcore.testing.context import Context, Instance
-from kvcore.testing.tolerance import lse_tolerance, output_tolerance
+from kvcore.testing.cases.axes import windows
+from kvcore.testing.cases.base import here, switch_on
+from kvcore.testing.cases.case import AXES
+from kvcore.testing.checks.attend import without_each_feature
+from kvcore.testing.checks.by_name import CHECKS
+from kvcore.testing.checks.context import Context, Instance
+from kvcore.testing.oracle.tolerance import lse_tolerance, output_tolerance
 
 
 def context(case):
@@ -103,7 +103,7 @@ def features_that_hide(level):
 
 
 def context_rules(case):
-    from kvcore.testing.oracle import Rules
+    from kvcore.testing.oracle.attention import Rules
 
     one = np.ones(case.num_heads)
     return Rules(

@@ -13,7 +13,7 @@ from kvcore.registry.registry import Registry
 from kvcore.spec.content import Latent
 from kvcore.spec.layout import KernelBlocks, LayoutOption, plain_layout
 from kvcore.testing import conform, run
-from kvcore.testing.runner import selected
+from kvcore.testing.checks.runner import selected
 
 
 @dataclass(frozen=True)

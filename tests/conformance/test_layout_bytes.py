@@ -13,7 +13,7 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Quant
 from kvcore.spec.layout import Axis, KernelBlocks, LayoutField, LayoutOption, PageLayout, hnd, nhd
 from kvcore.spec.retention import Full, Window
-from kvcore.testing.layout_bytes import element_addresses
+from kvcore.testing.oracle.layout_bytes import element_addresses
 
 PLAIN = KVHeads(3, 16, dtype="float16")
 SCALED = KVHeads(3, 16, dtype="int8", quant=Quant("token_head"))

@@ -8,7 +8,7 @@ from conformance.mutants.mutant import load
 from conformance.mutants.table import MUTANTS
 
 from kvcore.testing import run
-from kvcore.testing.cases import LEVELS
+from kvcore.testing.cases.case import LEVELS
 
 BY_NAME = {m.name: m for m in MUTANTS}
 # One mutant a level that no other level kills, cheap to prove: the kit without the level calls it right.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvcore.testing.oracle import Rules, attention, merge, sees
+from kvcore.testing.oracle.attention import Rules, attention, merge, sees
 
 
 def one(rules, q, k, v, computed=None):

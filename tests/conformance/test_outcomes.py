@@ -13,8 +13,8 @@ from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Conf
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing import all_cases, conform, run
-from kvcore.testing.html import page
-from kvcore.testing.table import text
+from kvcore.testing.report.html import page
+from kvcore.testing.report.table import text
 
 TorchSpec = installed().backend("torch")
 REFUSALS = [c for c in all_cases() if c.id == "L0.refusals"]

@@ -8,9 +8,9 @@ from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.spec.layout import KernelBlocks, LayoutOption
 from kvcore.testing import BackendConformance, CellResult, all_cases, conform, run
-from kvcore.testing.base import find_base, here, open_backend, smallest_block
-from kvcore.testing.profile import PROFILE, profile_served
-from kvcore.testing.runner import selected
+from kvcore.testing.cases.base import find_base, here, open_backend, smallest_block
+from kvcore.testing.checks.profile import PROFILE, profile_served
+from kvcore.testing.checks.runner import selected
 
 TorchSpec = installed().backend("torch")
 TorchBackend = type(TorchSpec.create("cpu", TorchSpec.Config()))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.spec.content import KVHeads, Quant
-from kvcore.testing.quant_oracle import decode, encode, fp8_values, write_problem
+from kvcore.testing.oracle.quant import decode, encode, fp8_values, write_problem
 
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 INT8 = KVHeads(2, 8, dtype="int8", quant=Quant("token_head"))

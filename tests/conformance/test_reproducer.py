@@ -13,9 +13,9 @@ import pytest
 from kvcore.attention.spec import DeviceFacts
 from kvcore.registry.registry import Registry
 from kvcore.testing import Case, CellResult, Seq, conform, run
-from kvcore.testing.as_source import Source
 from kvcore.testing.conformance import cases_for, run_one, settle
-from kvcore.testing.reproducer import source
+from kvcore.testing.report.as_source import Source
+from kvcore.testing.report.reproducer import source
 
 # Right as it comes; wrong under either option. The others are wrong in their declarations.
 PACKAGE = """
@@ -164,7 +164,7 @@ def test_a_refused_plugin_has_one_too(monkeypatch, capsys):
     registry.refused["old"] = "two plugins declare it"
     done = conform("old", registry=registry)
     assert done.reproducer is not None
-    monkeypatch.setattr("kvcore.testing.report.installed", lambda: registry)
+    monkeypatch.setattr("kvcore.testing.report.conform.installed", lambda: registry)
     exec(done.reproducer, {})
     assert capsys.readouterr().out == "failed two plugins declare it\n"
 

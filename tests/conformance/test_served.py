@@ -3,10 +3,10 @@
 import pytest
 
 from kvcore.registry.loader import installed
-from kvcore.testing.base import here, switch_on
-from kvcore.testing.outcome import Refused
-from kvcore.testing.planning import plan_case
-from kvcore.testing.runner import selected
+from kvcore.testing.cases.base import here, switch_on
+from kvcore.testing.cases.outcome import Refused
+from kvcore.testing.cases.planning import plan_case
+from kvcore.testing.checks.runner import selected
 
 # What it may refuse, and nothing else: names of cases, or facts of them.
 MAY_REFUSE = {

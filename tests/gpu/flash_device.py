@@ -37,7 +37,7 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.retention import Full
 from kvcore.testing import run
-from kvcore.testing.base import here, switch_on
+from kvcore.testing.cases.base import here, switch_on
 
 NAMES = ("flash_attn", "flashinfer", "triton")
 CACHE = CacheId(0)

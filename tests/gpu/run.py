@@ -113,8 +113,8 @@ def place_of(smoke: bool) -> Any:
     from kvcore_triton.spec import TritonBackendSpec, TritonOptions
 
     from kvcore.attention.spec import DeviceFacts
-    from kvcore.testing.base import here
-    from kvcore.testing.planning import Place
+    from kvcore.testing.cases.base import here
+    from kvcore.testing.cases.planning import Place
 
     return Place(TritonBackendSpec, TritonOptions(interpret=smoke), DeviceFacts("cpu") if smoke else here())
 
@@ -122,7 +122,7 @@ def place_of(smoke: bool) -> Any:
 def run_kit(session: Session, found: Found) -> None:
     """The conformance kit at level full, as far as time allows; quick cases first."""
     from kvcore.testing import run
-    from kvcore.testing.runner import selected
+    from kvcore.testing.checks.runner import selected
 
     place = session.place
     cases = selected(place.spec, level="full", options=place.options, facts=place.facts)

@@ -13,7 +13,7 @@ from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.content import KVHeads, Quant
 from kvcore.spec.layout import Axis, LayoutField, PageLayout, hnd, nhd
 from kvcore.spec.retention import Full
-from kvcore.testing.layout_bytes import PagedBytes
+from kvcore.testing.oracle.layout_bytes import PagedBytes
 
 HALF = KVHeads(2, 8, dtype="float16")
 INT8 = KVHeads(2, 8, dtype="int8", quant=Quant("token_head"))

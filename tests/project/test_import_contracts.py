@@ -69,6 +69,21 @@ PLANTS = {
         "import kvcore.attention.batch",
         "Planning, listing and help import no torch",
     ),
+    "the worker imports the kit": (
+        "kvcore/worker/messages.py",
+        "import kvcore.testing.oracle.tolerance",
+        "Imports only go downwards",
+    ),
+    "the kit imports the worker": (
+        "kvcore/testing/cases/case.py",
+        "import kvcore.worker.messages",
+        "The conformance kit needs no engine",
+    ),
+    "expected values are made by a check": (
+        "kvcore/testing/oracle/attention.py",
+        "import kvcore.testing.checks.scene",
+        "Rooms of the conformance kit import only downwards",
+    ),
     "kvcore imports a backend": (
         "kvcore/registry/__init__.py",
         "import kvcore_torch",

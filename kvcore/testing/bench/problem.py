@@ -23,7 +23,7 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Quant
 from kvcore.spec.dtypes import round_up
 from kvcore.spec.retention import Full
-from kvcore.testing.planning import Place
+from kvcore.testing.cases.planning import Place
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from kvcore.testing.bench.peers import NAMES, peers
 from kvcore.testing.bench.problem import Problem, Shape
 from kvcore.testing.bench.timing import interleaved
-from kvcore.testing.planning import Place
+from kvcore.testing.cases.planning import Place
 
 Row = dict[str, Any]
 

@@ -14,7 +14,7 @@ from kvcore.config.compose import compose
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import BackendUnavailableError, BackendUnsupportedError
 from kvcore.registry.loader import installed
-from kvcore.testing.tolerance import UNIT_ROUNDOFF
+from kvcore.testing.oracle.tolerance import UNIT_ROUNDOFF
 
 LENGTHS = (270, 60, 33, 7)
 LIMITS = {"max_model_len": 300, "num_blocks": 40, "max_num_batched_tokens": 128, "max_num_seqs": 4}

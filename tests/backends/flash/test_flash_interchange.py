@@ -9,10 +9,10 @@ from kvcore.errors import LayoutError
 from kvcore.memory.convert import require_readable
 from kvcore.registry.loader import installed
 from kvcore.testing import Case
-from kvcore.testing.base import here, switch_on
-from kvcore.testing.check_attend import attend_once, judge
-from kvcore.testing.context import Context, Instance
-from kvcore.testing.scene import Scene
+from kvcore.testing.cases.base import here, switch_on
+from kvcore.testing.checks.attend import attend_once, judge
+from kvcore.testing.checks.context import Context, Instance
+from kvcore.testing.checks.scene import Scene
 
 # Writer, its options, reader, its options, page.
 PAIRS = {

@@ -11,7 +11,7 @@ from kvcore_triton.kernels import attention, write
 
 from kvcore.attention.spec import DeviceFacts
 from kvcore.testing import all_cases, run
-from kvcore.testing.cases import Base
+from kvcore.testing.cases.case import Base
 
 pytest.importorskip("triton")
 CPU = DeviceFacts("cpu")
@@ -143,7 +143,7 @@ from backends.triton.planted import fault
 from kvcore_triton.kernels import attention
 from kvcore.attention.spec import DeviceFacts
 from kvcore.testing import all_cases, run
-from kvcore.testing.cases import Base
+from kvcore.testing.cases.case import Base
 case = next(c for c in all_cases("full", Base("float32", 32, 16)) if c.id == {OFFSETS!r})
 old = "kv_head * k_head) * CACHE_UNIT"
 with tempfile.TemporaryDirectory() as folder, fault(attention, old, sys.argv[1], Path(folder)):

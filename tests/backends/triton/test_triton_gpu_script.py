@@ -16,8 +16,8 @@ import pytest
 import torch
 from kvcore_torch.spec import TorchBackendSpec
 
-from kvcore.testing.base import here
-from kvcore.testing.planning import Place
+from kvcore.testing.cases.base import here
+from kvcore.testing.cases.planning import Place
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).resolve().parents[2] / "gpu" / "run.py"

@@ -20,7 +20,7 @@ from conformance.mutants.table import MUTANTS
 
 from kvcore.attention.spec import BackendSpec
 from kvcore.testing import run
-from kvcore.testing.cases import LEVELS
+from kvcore.testing.cases.case import LEVELS
 
 ROOT = Path(__file__).parents[3]
 MATRIX = Path(__file__).with_name("kill_matrix.json")

@@ -1,0 +1,119 @@
+"""One case of the kit through two backends, on the same cache content."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.diff.divergence import Parting
+from kvcore.diff.divergence import Place as Row
+from kvcore.errors import BackendError, BackendUnavailableError, BackendUnsupportedError, ConfigError
+from kvcore.testing.cases.base import find_base, here, switch_on
+from kvcore.testing.cases.case import Base, Case
+from kvcore.testing.cases.catalogue import all_cases
+from kvcore.testing.cases.outcome import CheckFailure, Refused
+from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.refusal import raised
+from kvcore.testing.checks.attend import Result, run_step
+from kvcore.testing.checks.context import Context, Instance
+from kvcore.testing.checks.scene import Scene
+from kvcore.testing.oracle.attention import Array
+from kvcore.testing.oracle.tolerance import output_tolerance
+
+
+def diff_case(
+    case_id: str, specs: Sequence[type[BackendSpec]], options: Mapping[str, Any], facts: DeviceFacts | None = None
+) -> Parting:
+    """Where two backends part on one step of the kit.
+
+    Both may err by the kit's tolerance, so the sum of two is allowed between them.
+
+    Args:
+        case_id: Id of a case that attends, such as ``L2.attend.base.mixed``.
+        specs: The two declarations.
+        options: Options by backend name; defaults where one is missing.
+        facts: The device; None is the one of this machine.
+
+    Raises:
+        ConfigError: There is no such case.
+        BackendError: One of them cannot serve the case, cannot run here, or fails in it.
+    """
+    device = facts or here()
+    places = [_place(spec, options, device) for spec in specs]
+    case = _case(case_id, _common_base(places))
+    (scene, first), (_, second) = (_run(case, place) for place in places)
+    parting = Parting()
+    rows = [(s, seq.computed + i) for s, seq in enumerate(case.seqs) for i in range(seq.scheduled)]
+    for layer, a, b in zip(scene.layers, first, second, strict=True):
+        q = layer.query
+        tolerance = 2 * output_tolerance(scene.answer(layer), q.dtype, q.head_dim, case.longest)
+
+        def place(row: int, head: int, number: int = layer.layer.cache_id.layer) -> Row:
+            return Row(number, rows[row][1], head, rows[row][0], 1)
+
+        parting.take(_array(a.out), _array(b.out), tolerance, place)
+    return parting
+
+
+def _array(out: torch.Tensor) -> Array:
+    return out.double().cpu().numpy()
+
+
+def _place(spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts) -> Place:
+    place, missing = switch_on(spec, options.get(spec.name, spec.Config()), device)
+    if missing is not None:
+        raise BackendUnavailableError(
+            f"backend {spec.name} cannot run on this machine: {missing}", field="backend", got=spec.name
+        )
+    return place
+
+
+def _common_base(places: Sequence[Place]) -> Base:
+    """The plainest problem of the first, in blocks that are large enough for both."""
+    bases = [find_base(place) for place in places]
+    return bases[0]._replace(block_size=max(b.block_size for b in bases))
+
+
+def _case(case_id: str, base: Base) -> Case:
+    known = {c.id: c for c in all_cases("full", base) if c.check == "attend"}
+    if case_id not in known:
+        near = difflib.get_close_matches(case_id, known, 5) or list(known)[:5]
+        raise ConfigError(
+            f"the kit has no case {case_id} that attends",
+            field="case",
+            got=case_id,
+            allowed=near,
+            remedy="`kvcore conform output=json` lists the ids of all cases",
+        )
+    return known[case_id]
+
+
+def _run(case: Case, place: Place) -> tuple[Scene, list[Result]]:
+    name = place.spec.name
+    queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
+    for query in queries:
+        refused = place.spec.unsupported(query, place.options)
+        if refused is not None:
+            raise BackendUnsupportedError(
+                f"backend {name} does not serve {case.id}",
+                field=refused.field,
+                got=refused.got,
+                allowed=refused.allowed,
+            )
+    context = Context(case, Instance(place))
+    try:
+        with torch.inference_mode():
+            scene = context.scene()
+            return scene, run_step(context, scene)
+    except Refused as refused:
+        raise BackendUnsupportedError(
+            f"backend {name} does not serve {case.id}", field=refused.field, got=refused.got, allowed=refused.allowed
+        ) from refused
+    except CheckFailure as failure:
+        raise BackendError(f"backend {name} fails {case.id}: {failure}", field="backend", got=name) from failure
+    except Exception as error:  # a kernel may raise anything
+        raise BackendError(f"backend {name} raised in {case.id}: {raised(error)}", field="backend", got=name) from error

@@ -1,0 +1,106 @@
+"""What a cell of the kit can say: one case on one backend."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Outcome = Literal["passed", "failed", "unsupported", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unsupported", "skipped")
+# Strongest proof first; the last two never count as proven.
+RUNGS = ("device", "interpreter", "host", "emulated")
+PROVEN = frozenset(("device", "interpreter"))
+
+
+class CheckFailure(Exception):
+    """The backend is wrong; the text says how.
+
+    Attributes:
+        error, tolerance: The worst element, where the answer was compared.
+    """
+
+    def __init__(self, reason: str, *, error: float | None = None, tolerance: float | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
+        self.tolerance = tolerance
+
+
+class Refused(Exception):
+    """The backend, or the plan for it, says that it cannot serve a case: field, got, allowed."""
+
+    def __init__(self, field: str, got: object, allowed: object) -> None:
+        super().__init__(f"{field}={got} (allowed: {allowed})")
+        self.field, self.got, self.allowed = field, got, allowed
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The worst element of a comparison.
+
+    Attributes:
+        error: Its absolute error.
+        tolerance: What was allowed there.
+    """
+
+    error: float = 0.0
+    tolerance: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Error as a share of what is allowed; 0 where nothing was compared by tolerance."""
+        if self.tolerance > 0:
+            return self.error / self.tolerance
+        return 0.0 if self.error == 0 else math.inf
+
+    def worse(self, other: Measure) -> Measure:
+        """The worse of two."""
+        return self if self.ratio >= other.ratio else other
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One case on one backend.
+
+    Attributes:
+        case: The case (`kvcore.testing.cases.case.Case`).
+        backend: Name of the backend.
+        outcome: passed, failed, unsupported (declared, and seen to refuse) or skipped (cannot run here).
+        rung: device, interpreter, host or emulated; what the run proves.
+        reason: Why it is not passed; None for passed.
+        error, tolerance: The worst element, where something was compared.
+        understated: A refused case that would have been right.
+        seconds: Wall time.
+    """
+
+    case: Any
+    backend: str
+    outcome: Outcome
+    rung: str
+    reason: str | None = None
+    error: float | None = None
+    tolerance: float | None = None
+    understated: bool = False
+    seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        """Whether it passed on a rung that counts."""
+        return self.outcome == "passed" and self.rung in PROVEN
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `cases` in the JSON document of `kvcore conform`."""
+        return {
+            "id": self.case.id,
+            "backend": self.backend,
+            "level": self.case.level,
+            "rung": self.rung,
+            "outcome": self.outcome,
+            "proven": self.proven,
+            "reason": self.reason,
+            "max_abs_error": self.error,
+            "tolerance": self.tolerance,
+            "understated": self.understated,
+            "seconds": round(self.seconds, 4),
+            "axes": self.case.axes(),
+        }

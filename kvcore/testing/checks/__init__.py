@@ -1,0 +1,1 @@
+"""The checks, and how cases run through them against a backend."""

@@ -1,0 +1,107 @@
+"""`Cell`: one case on one backend, from the question to the outcome."""
+
+from __future__ import annotations
+
+import torch
+
+from kvcore.attention.query import Unsupported
+from kvcore.testing.cases.answers import well_formed
+from kvcore.testing.cases.case import Case
+from kvcore.testing.cases.outcome import CellResult, CheckFailure, Outcome, Refused
+from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.refusal import raised, seen_to_refuse, timed
+from kvcore.testing.checks.by_name import CHECKS
+from kvcore.testing.checks.context import Context, Instance
+from kvcore.testing.checks.lse import CannotRun
+
+
+class Cell:
+    """Runs cases one after the other on one instance of the backend.
+
+    Args:
+        place: Backend, options, device.
+        rung: What a pass proves.
+        probe: Whether refused cases are run as well.
+    """
+
+    def __init__(self, place: Place, rung: str, probe: bool) -> None:
+        self.place, self.rung = place, rung
+        self.instance = Instance(place)
+        # A kernel that was never meant to run may leave a GPU unusable for the rest of the process.
+        self.probe = probe and place.device == "cpu" and rung in ("device", "interpreter")
+
+    def run(self, case: Case) -> CellResult:
+        """The outcome; nothing that the backend does escapes."""
+        return timed(lambda: self._guarded(case))
+
+    def _guarded(self, case: Case) -> CellResult:
+        try:
+            return self._judge(case)
+        except CheckFailure as failure:
+            self.instance.drop()
+            return self.result(case, "failed", str(failure), failure.error, failure.tolerance)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a kernel may raise anything, sys.exit included
+            self.instance.drop()
+            return self.result(case, "failed", f"raised {raised(error)}")
+
+    def _judge(self, case: Case) -> CellResult:
+        if case.level != "L0":
+            refusal = self._refusal(case)
+            if refusal is not None:
+                return self._refused(case, str(refusal))
+        context = Context(case, self.instance)
+        try:
+            with torch.inference_mode():
+                measure = CHECKS[case.check](context)
+        except Refused as refused:
+            return self._refused_later(case, refused)
+        except CannotRun as missing:
+            return self.result(case, "skipped", str(missing))
+        return self.result(case, "passed", None, measure.error, measure.tolerance)
+
+    def _refusal(self, case: Case) -> Unsupported | None:
+        """The first declared refusal of the case's layers, seen to happen in selection."""
+        queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
+        answers = [self.place.spec.unsupported(q, self.place.options) for q in queries]
+        for answer in answers:
+            well_formed(answer, f"unsupported for {case.id}")
+        refusal = next((a for a in answers if a is not None), None)
+        if refusal is not None:
+            seen_to_refuse(self.place, case, queries)
+        return refusal
+
+    def _refused(self, case: Case, reason: str) -> CellResult:
+        result = self.result(case, "unsupported", reason)
+        if not self.probe:
+            return result
+        # Kernels run only where no error can escape; one that is right was declared too modestly.
+        instance = Instance(self.place)
+        try:
+            with torch.inference_mode():
+                CHECKS[case.check](Context(case, instance))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException:
+            return result
+        return CellResult(case, result.backend, "unsupported", self.rung, reason, understated=True)
+
+    def _refused_later(self, case: Case, refused: Refused) -> CellResult:
+        """Refused by the layouts or the plan: those too must refuse where an engine asks."""
+        if refused.field in ("layouts", "block_size"):
+            option_offered = case.layout or case.kernel_ratio > 1
+            if not option_offered:
+                seen_to_refuse(self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
+        return self.result(case, "unsupported", str(refused))
+
+    def result(
+        self,
+        case: Case,
+        outcome: Outcome,
+        reason: str | None,
+        error: float | None = None,
+        tolerance: float | None = None,
+    ) -> CellResult:
+        """An outcome of this backend on this rung."""
+        return CellResult(case, str(self.place.spec.name), outcome, self.rung, reason, error, tolerance)

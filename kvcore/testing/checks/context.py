@@ -1,0 +1,68 @@
+"""`Context`: what a check is given: the case, where it runs, and a backend that lives across cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcore.attention.backend import AttentionBackend
+from kvcore.testing.cases.case import Case
+from kvcore.testing.cases.outcome import CheckFailure
+from kvcore.testing.cases.planning import Place
+from kvcore.testing.checks.scene import Scene
+
+
+@dataclass
+class Instance:
+    """The backend of a run: made once, and made anew after a failure.
+
+    Attributes:
+        place: What it is made from.
+    """
+
+    place: Place
+    _made: AttentionBackend | None = field(default=None, repr=False)
+
+    def get(self) -> AttentionBackend:
+        """The backend.
+
+        Raises:
+            CheckFailure: `create` gave something else.
+        """
+        if self._made is None:
+            made = self.place.spec.create(self.place.device, self.place.options)
+            for method in ("prepare", "write", "attend"):
+                if not callable(getattr(made, method, None)):
+                    raise CheckFailure(f"create returned {type(made).__name__}, which has no method {method}")
+            self._made = made
+        return self._made
+
+    def drop(self) -> None:
+        """Forget it: what it holds may be broken."""
+        self._made = None
+
+
+@dataclass
+class Context:
+    """One case on one backend.
+
+    Attributes:
+        case: The case.
+        instance: The backend.
+    """
+
+    case: Case
+    instance: Instance
+
+    @property
+    def place(self) -> Place:
+        """Backend, options and device."""
+        return self.instance.place
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """The backend itself."""
+        return self.instance.get()
+
+    def scene(self, *, seed: int = 0, elements: int = 0) -> Scene:
+        """The case made real."""
+        return Scene(self.case, self.place, seed=seed, elements=elements)

@@ -1,0 +1,178 @@
+"""Runs cases against a backend; whatever the backend does, every case ends as an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import BackendError, ConfigError
+from kvcore.registry.loader import installed
+from kvcore.testing.cases.base import find_base, here, open_backend
+from kvcore.testing.cases.case import AXES, Case
+from kvcore.testing.cases.catalogue import all_cases
+from kvcore.testing.cases.outcome import CellResult
+from kvcore.testing.cases.planning import Place, layout_options
+from kvcore.testing.cases.refusal import timed
+from kvcore.testing.checks.cell import Cell
+from kvcore.testing.checks.profile import PROFILE, profile_served
+
+Report = Callable[[CellResult], None]
+CONTRACT = Case("L0.contract", "L0", "contract")
+
+
+def run(
+    backend: str | type[BackendSpec],
+    cases: Sequence[Case] | None = None,
+    *,
+    level: str = "quick",
+    where: Mapping[str, str] | None = None,
+    options: Any = None,
+    facts: DeviceFacts | None = None,
+    stop_at_first: bool = False,
+    probe_refused: bool = True,
+    max_cost: int | None = None,
+    report: Report | None = None,
+) -> list[CellResult]:
+    """Run the kit against one backend.
+
+    Args:
+        backend: A declaration, or the name of an installed one.
+        cases: Which cases; None takes the catalogue, written against the plainest problem it accepts, and
+            without `where` the case of `kvcore.testing.checks.profile` after it.
+        level: ``quick`` or ``full``, where `cases` is None.
+        where: Axis values that a case must have, where `cases` is None.
+        options: An instance of its `Config`; None is the default. Stand-ins are switched on by themselves
+            where the device is missing.
+        facts: The device; None is the one of this machine.
+        stop_at_first: Stop at the first failure.
+        probe_refused: Run refused cases as well (on a CPU only), to report what is understated.
+        max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 and one core profile
+            always run.
+        report: Told of each result as it comes.
+
+    Returns:
+        One result a case. Cases for a layout that the backend does not have are left out.
+
+    Raises:
+        KVCoreError: The backend is not installed, or an axis does not exist. Never for what a backend does.
+    """
+    spec = installed().backend(backend) if isinstance(backend, str) else backend
+    check_where(where or {})
+    found: list[CellResult] = []
+    asked = (cases, level, dict(where or {}), options, facts or here(), probe_refused, max_cost)
+    for result in _cells(spec, *asked):
+        found.append(result)
+        if report is not None:
+            report(result)
+        if stop_at_first and result.outcome == "failed":
+            break
+    return found
+
+
+def check_where(where: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for an axis that does not exist."""
+    for axis in where:
+        if axis not in AXES:
+            raise ConfigError(f"there is no axis {axis}", field=f"where.{axis}", got=axis, allowed=AXES)
+
+
+def selected(
+    backend: str | type[BackendSpec],
+    *,
+    level: str = "quick",
+    where: Mapping[str, str] | None = None,
+    options: Any = None,
+    facts: DeviceFacts | None = None,
+) -> list[Case]:
+    """The cases that `run` would take from the catalogue; runs none.
+
+    A backend that cannot even be asked has one case, `CONTRACT`, and asking again is what fails.
+    """
+    spec = installed().backend(backend) if isinstance(backend, str) else backend
+    check_where(where or {})
+    try:
+        return _catalogue(open_backend(spec, options, facts or here()).place, level, dict(where or {}))
+    except BackendError:
+        return [CONTRACT]
+
+
+def nothing_selected(where: Mapping[str, str]) -> ConfigError:
+    """The error for a run without a case."""
+    return ConfigError(
+        "no case was selected",
+        field="where",
+        got=dict(where) or None,
+        allowed="values that a case has",
+        remedy="leave out a where.* key, or ask for level=full",
+    )
+
+
+def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
+    found = [c for c in all_cases(level, find_base(place)) if c.matches(where)]
+    return [c for c in found if _applies(c, place)] + ([] if where else [PROFILE])
+
+
+def _cells(
+    spec: type[BackendSpec],
+    cases: Sequence[Case] | None,
+    level: str,
+    where: dict[str, str],
+    options: Any,
+    facts: DeviceFacts,
+    probe: bool,
+    max_cost: int | None,
+) -> Iterator[CellResult]:
+    name = str(getattr(spec, "name", spec))
+    try:
+        place, missing, rung = open_backend(spec, options, facts)
+        chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
+    except BackendError as error:
+        yield CellResult(CONTRACT, name, "failed", "device", error.message)
+        return
+    ends = _Ends(Cell(place, rung, probe), missing)
+    for case in chosen:
+        if max_cost is None or case.cost <= max_cost:
+            yield ends.of(case)
+
+
+class _Ends:
+    """How cases end.
+
+    Args:
+        cell: Runs them.
+        missing: Why no kernel can run here, or None.
+    """
+
+    def __init__(self, cell: Cell, missing: str | None) -> None:
+        self._cell, self._missing = cell, missing
+        self._ended: dict[Case, CellResult] = {}
+
+    def of(self, case: Case) -> CellResult:
+        """The result of a case; that of `PROFILE` follows from the results of others."""
+        profile = case.check == PROFILE.check
+        if self._missing is not None and (profile or case.level != "L0"):
+            return self._cell.result(case, "skipped", self._missing)
+        self._ended[case] = timed(lambda: self._profile(case)) if profile else self._cell.run(case)
+        return self._ended[case]
+
+    def _profile(self, case: Case) -> CellResult:
+        try:
+            return self._cell.result(case, *profile_served(self._cell.place, self._before_or_now))
+        except BackendError as error:
+            return self._cell.result(case, "failed", error.message)
+
+    def _before_or_now(self, case: Case) -> CellResult:
+        return self._ended[case] if case in self._ended else self.of(case)
+
+
+def _applies(case: Case, place: Place) -> bool:
+    """Whether the backend has a layout of the case's number."""
+    if case.layout == 0:
+        return True
+    try:
+        return case.layout < len(layout_options(case, case.cache_spec(), place))
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException:
+        return True  # the case itself will say what is wrong
