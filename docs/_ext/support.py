@@ -1,4 +1,4 @@
-"""The support matrix: what each backend declares, and on which rung of proof it passes here."""
+"""The support matrix: what each backend declares, and with which proof it passes here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def support(docs: Path) -> str:
-    """One row a feature, one column a backend: the rung of a pass, or the fact that refuses it."""
+    """One row a feature, one column a backend: the proof level of a pass, or the fact that refuses it."""
     backends = sorted(installed().backends)
     columns = {name: column(name) for name in backends}
     lines = ["| | " + " | ".join(f"`{n}`" for n in backends) + " |", "|---" * (len(backends) + 1) + "|"]
@@ -67,7 +67,7 @@ def _cell(result: Any) -> str:
     if result.outcome == "failed":
         raise RuntimeError(f"{result.backend} fails {result.case.id}: {result.reason}")
     if result.outcome == "passed":
-        return result.rung
+        return result.proof
     if result.outcome == "unsupported":
         return f"no: {result.reason.partition('=')[0]}"
     return str(result.outcome)

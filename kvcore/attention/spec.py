@@ -64,7 +64,7 @@ class BackendSpec(ABC):
         reads_unwritten_slots: May load slots that were never written (masked later): the core
             then keeps them finite.
         max_offset_bits: 31 or 63: element offsets that the kernels compute; larger views are refused.
-        stand_ins: Boolean options that replace a missing device, and the rung of proof each one leads
+        stand_ins: Boolean options that replace a missing device, and the level of proof each one leads
             to, such as ``{"interpret": "interpreter", "emulate": "emulated"}``; best first. `conform`
             switches them on by itself where the device is missing, and `auto` never chooses them.
     """
@@ -106,12 +106,12 @@ class BackendSpec(ABC):
         """The backend itself on a torch device; imports the library."""
 
     @classmethod
-    def rung(cls, options: Any, facts: DeviceFacts) -> str:
+    def proof(cls, options: Any, facts: DeviceFacts) -> str:
         """How strong a proof a run with these options is: device, interpreter, host or emulated.
 
-        By default the rung of the first of `stand_ins` that is switched on, else ``device``.
+        By default the level of the first of `stand_ins` that is switched on, else ``device``.
         """
-        for option, rung in cls.stand_ins.items():
+        for option, proof in cls.stand_ins.items():
             if getattr(options, option, False):
-                return rung
+                return proof
         return "device"

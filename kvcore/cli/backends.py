@@ -64,8 +64,8 @@ def _shown(choice: ClassChoice) -> list[str]:
     width = max((len(c.name) for c in choice.candidates), default=0)
     for candidate in choice.candidates:
         why = f"  {candidate.verdict.reason}" if candidate.verdict.reason is not None else ""
-        if candidate.verdict.rung != "device":
-            why = f"  {candidate.verdict.rung}: a stand-in runs, not the device's kernels{why}"
+        if candidate.verdict.proof != "device":
+            why = f"  {candidate.verdict.proof}: a stand-in runs, not the device's kernels{why}"
         if candidate.status == "unsupported" and not candidate.verdict.installed_here:
             why += f"; missing here: {candidate.verdict.missing}"
         lines.append(f"  {candidate.name:{width}}  {candidate.status:11}{why}".rstrip())

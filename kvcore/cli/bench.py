@@ -80,7 +80,7 @@ def execute(job: Job[Keys]) -> Result:
     document = {
         "what": what,
         "device": facts.name or facts.kind,
-        "rung": place.spec.rung(place.options, facts),
+        "proof": place.spec.proof(place.options, facts),
         "copy_gb_per_s": bandwidth / 1e9,
         "rows": rows,
     }

@@ -76,7 +76,7 @@ def execute(job: Job[Keys]) -> Result:
         "plan": plan,
         "stats": stats,
         "backends": llm.backends,
-        "rungs": _rungs(llm.backends, built.settings, job.registry),
+        "proof": _proofs(llm.backends, built.settings, job.registry),
         "passed_over": llm.core.selection.passed_over,
         "notes": [*built.notes, *llm.core.selection.notes],
     }
@@ -90,13 +90,13 @@ def _logprobs(told: Logprobs) -> dict[str, Any]:
     return {"token_id": token, "logprob": logprob, "top_logprobs": top}
 
 
-def _rungs(backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry) -> dict[str, str | None]:
+def _proofs(backends: Mapping[str, str | None], settings: EngineSettings, registry: Registry) -> dict[str, str | None]:
     """By group, what its backend runs on: device, or the stand-in that takes its place."""
     found: dict[str, str | None] = {}
     for group, name in backends.items():
         spec = None if name is None else registry.backends[name]
         options = None if name is None else settings.backend.options.get(name)
-        found[group] = None if spec is None else spec.rung(options or spec.Config(), settings.device)
+        found[group] = None if spec is None else spec.proof(options or spec.Config(), settings.device)
     return found
 
 
@@ -122,10 +122,10 @@ def _text(built: Built, document: dict[str, Any]) -> str:
         f"cache     {size(plan['total_bytes'])}, placement {plan['placement']}: {_units(plan)}, "
         f"{plan['bytes_per_token']} bytes a token; room for {plan['tokens']} tokens",
     ]
-    for group, rung in zip(plan["groups"], document["rungs"].values(), strict=True):
+    for group, proof in zip(plan["groups"], document["proof"].values(), strict=True):
         backend = str(group["backend"])
-        if rung not in (None, "device"):
-            backend += f" ({rung}: a stand-in, not the device's kernels)"
+        if proof not in (None, "device"):
+            backend += f" ({proof}: a stand-in, not the device's kernels)"
         lines.append(
             f"  group   {group['kind']}, {len(group['layers'])} layers: backend {backend}, "
             f"layout {group['layout']}, blocks of {group['block_size']} tokens"

@@ -61,7 +61,7 @@ class Verdict:
         reason: Why it is not usable, or None.
         layouts: The layouts that remain, in order of the backend's preference.
         by_hand_only: It is usable through a stand-in for the device; `auto` passes it over.
-        rung: What a run with these options is: ``device``, or the stand-in that takes its place.
+        proof: What a run with these options is: ``device``, or the stand-in that takes its place.
     """
 
     status: Status
@@ -69,7 +69,7 @@ class Verdict:
     reason: Reason | None = None
     layouts: tuple[LayoutOption, ...] = ()
     by_hand_only: bool = False
-    rung: str = "device"
+    proof: str = "device"
 
     @property
     def installed_here(self) -> bool:
@@ -108,8 +108,8 @@ def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict
         return Verdict("unsupported", missing, reason)
     if missing is not None and not question.ignore_unavailable:
         return Verdict("unavailable", missing, Reason("unavailable", missing, None), tuple(remaining))
-    rung = spec.rung(options, question.device)
-    return Verdict("usable", missing, None, tuple(remaining), by_hand_only=stand_in, rung=rung)
+    proof = spec.proof(options, question.device)
+    return Verdict("usable", missing, None, tuple(remaining), by_hand_only=stand_in, proof=proof)
 
 
 def _remaining(layouts: list[LayoutOption], question: Question) -> tuple[list[LayoutOption], Reason | None]:

@@ -47,7 +47,7 @@ class Candidate:
             "status": self.status,
             "installed_here": self.verdict.installed_here,
             "priority": self.priority,
-            "rung": self.verdict.rung,
+            "proof": self.verdict.proof,
             "reason": None if reason is None else {k: plain(v) for k, v in reason._asdict().items()},
         }
 

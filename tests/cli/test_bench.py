@@ -28,7 +28,7 @@ def small(monkeypatch):
 def test_rows(what, capsys):
     assert main(["bench", f"what={what}", "device=cpu", "output=json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["what"], document["rung"], document["copy_gb_per_s"]) == (what, "device", 1.0)
+    assert (document["what"], document["proof"], document["copy_gb_per_s"]) == (what, "device", 1.0)
     assert [r["phase"] for r in document["rows"]] == ["decode", "prefill", "decode"]
     for row in document["rows"]:
         assert row["backend"] == "torch"

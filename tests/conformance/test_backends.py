@@ -15,10 +15,10 @@ from kvcore.testing.report.reproducer import source
 NAMES = sorted(installed().backends)
 
 
-def rung(name):
+def proof(name):
     spec = installed().backend(name)
     place, _ = switch_on(spec, spec.Config(), here())
-    return spec.rung(place.options, place.facts)
+    return spec.proof(place.options, place.facts)
 
 
 def fail_together(results):
@@ -29,7 +29,7 @@ def fail_together(results):
 @pytest.mark.parametrize("name", NAMES)
 def test_conformance(name):
     cases = selected(name)
-    results = run(name, cases if rung(name) == "device" else cover(cases), probe_refused=rung(name) == "device")
+    results = run(name, cases if proof(name) == "device" else cover(cases), probe_refused=proof(name) == "device")
     fail_together(results)
     ran = [r for r in results if r.case.level != "L0" and r.outcome != "skipped"]
     if not ran:

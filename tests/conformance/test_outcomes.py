@@ -238,10 +238,10 @@ class StandIn:
 
 
 @pytest.mark.parametrize(
-    ("order", "rung", "proven"), [(("interpret", "emulate"), "interpreter", True), (("emulate",), "emulated", False)]
+    ("order", "proof", "proven"), [(("interpret", "emulate"), "interpreter", True), (("emulate",), "emulated", False)]
 )
-def test_stand_ins_are_switched_on_and_marked(order, rung, proven):
-    rungs = {"interpret": "interpreter", "emulate": "emulated"}
+def test_stand_ins_are_switched_on_and_marked(order, proof, proven):
+    proofs = {"interpret": "interpreter", "emulate": "emulated"}
 
     def unsupported_device(cls, facts, options):
         ready = facts.kind == "cuda" or options.interpret or options.emulate
@@ -250,13 +250,13 @@ def test_stand_ins_are_switched_on_and_marked(order, rung, proven):
     spec = liar(
         declares={
             "Config": StandIn,
-            "stand_ins": {n: rungs[n] for n in order},
+            "stand_ins": {n: proofs[n] for n in order},
             "unsupported_device": classmethod(unsupported_device),
             "layouts": classmethod(lambda cls, s, f, o: TorchSpec.layouts(s, f, TorchSpec.Config())),
         }
     )
     found = run(spec, SOME)
-    assert {(r.outcome, r.rung, r.proven) for r in found} == {("passed", rung, proven)}
+    assert {(r.outcome, r.proof, r.proven) for r in found} == {("passed", proof, proven)}
     with_mine = Registry()
     with_mine.backends.update({"liar": spec, "torch": TorchSpec})
     done = conform("all", where={"phase": "decode", "sinks": "true"}, registry=with_mine)
@@ -281,13 +281,13 @@ def test_the_run_goes_on_and_the_report_says_it_all(capsys):
     assert {b["name"] for b in document["backends"]} == {"bad", "old", "torch"}
     assert document["backends"][1]["summary"] == {"passed": 0, "failed": 1, "unsupported": 0, "skipped": 0}
     assert document["backends"][2]["summary"]["failed"] == 0
-    assert document["backends"][2]["rungs"] == ["device"]
-    assert set(document["matrix"][0]) >= {"feature", "value", "backend", "outcome", "rung"}
+    assert document["backends"][2]["proof"] == ["device"]
+    assert set(document["matrix"][0]) >= {"feature", "value", "backend", "outcome", "proof"}
     assert set(document["cases"][0]) >= {
         "id",
         "backend",
         "level",
-        "rung",
+        "proof",
         "outcome",
         "reason",
         "max_abs_error",

@@ -157,7 +157,7 @@ def test_a_declaration_that_raises_is_a_typed_error():
     def exits(cls, *asked):
         raise SystemExit(7)
 
-    for method in ("unavailable", "unsupported_device", "rung"):
+    for method in ("unavailable", "unsupported_device", "proof"):
         with pytest.raises(BackendError, match=r"the declaration raised SystemExit: 7 \(in exits"):
             open_backend(spec_of(**{method: exits}), None, here())
     for method in ("unsupported", "layouts"):
@@ -183,7 +183,7 @@ def test_an_interrupt_ends_the_run(stop):
     def interrupted(cls, *asked):
         raise stop
 
-    for method in ("unavailable", "unsupported", "layouts", "rung"):
+    for method in ("unavailable", "unsupported", "layouts", "proof"):
         with pytest.raises(stop):
             run(spec_of(**{method: interrupted}))
 

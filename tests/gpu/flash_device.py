@@ -142,7 +142,7 @@ def speed(name: str, shapes: dict[str, Shape], dtype: str = "bfloat16", rounds: 
     place, missing = switch_on(spec, spec.Config(), here())
     if missing is not None:
         return {"missing": missing}
-    found: dict[str, Any] = {"rung": spec.rung(place.options, place.facts)}
+    found: dict[str, Any] = {"proof": spec.proof(place.options, place.facts)}
     for label, shape in shapes.items():
         step = make_step(spec, place.options, shape, dtype, 256)
         metadata = step.backend.prepare(step.batch, step.group)
@@ -154,10 +154,10 @@ def speed(name: str, shapes: dict[str, Shape], dtype: str = "bfloat16", rounds: 
 
 
 def conformance(name: str, level: str) -> dict[str, Any]:
-    """Counts of the kit's outcomes, by rung, and what failed."""
+    """Counts of the kit's outcomes, by proof level, and what failed."""
     results = run(name, level=level)
     return {
-        "outcomes": {f"{o} ({r})": n for (o, r), n in Counter((x.outcome, x.rung) for x in results).items()},
+        "outcomes": {f"{o} ({r})": n for (o, r), n in Counter((x.outcome, x.proof) for x in results).items()},
         "failed": {x.case.id: x.reason for x in results if x.outcome == "failed"},
     }
 

@@ -145,7 +145,7 @@ def run_kit(session: Session, found: Found) -> None:
 def _outcomes(results: Sequence[Any]) -> Found:
     failed = [r for r in results if r.outcome == "failed"]
     return {
-        "rung": results[0].rung if results else None,
+        "proof": results[0].proof if results else None,
         "summary": dict(Counter(r.outcome for r in results)),
         "failed": [{"id": r.case.id, "reason": r.reason} for r in failed],
         "worst": [

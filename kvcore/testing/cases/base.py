@@ -15,7 +15,7 @@ from kvcore.spec.layout import KernelBlocks, LayoutOption
 from kvcore.testing.cases.answers import asking, reasoned, well_formed
 from kvcore.testing.cases.axes import LATENT
 from kvcore.testing.cases.case import Base, Case
-from kvcore.testing.cases.outcome import RUNGS, Refused
+from kvcore.testing.cases.outcome import PROOFS, Refused
 from kvcore.testing.cases.planning import Place, layouts_of
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -32,12 +32,12 @@ class Opened(NamedTuple):
     Attributes:
         place: Its declaration, the options in use and the device.
         missing: Why nothing can run here, or None.
-        rung: What a pass proves.
+        proof: What a pass proves.
     """
 
     place: Place
     missing: str | None
-    rung: str
+    proof: str
 
 
 def here() -> DeviceFacts:
@@ -65,10 +65,10 @@ def open_backend(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> O
         options = spec.Config() if options is None else options
     place, missing = switch_on(spec, options, facts)
     with asking():
-        rung = spec.rung(place.options, facts)
-    if rung not in RUNGS:
-        raise BackendError(f"rung() says {rung!r}; allowed: {', '.join(RUNGS)}")
-    return Opened(place, missing, rung)
+        proof = spec.proof(place.options, facts)
+    if proof not in PROOFS:
+        raise BackendError(f"proof() says {proof!r}; allowed: {', '.join(PROOFS)}")
+    return Opened(place, missing, proof)
 
 
 def switch_on(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> tuple[Place, str | None]:

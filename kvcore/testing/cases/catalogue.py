@@ -43,7 +43,7 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
 
 
 def cover(cases: Sequence[Case]) -> list[Case]:
-    """A small set for slow rungs: cheapest first, each case that brings a new check, feature or axis value.
+    """A small set for slow levels of proof: cheapest first, each case that brings a new check, feature or axis value.
 
     Level 0 costs nothing and is kept whole. For what is slow, such as an interpreter; a device runs all.
     """

@@ -9,7 +9,7 @@ from typing import Any, Literal
 Outcome = Literal["passed", "failed", "unsupported", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unsupported", "skipped")
 # Strongest proof first; the last two never count as proven.
-RUNGS = ("device", "interpreter", "host", "emulated")
+PROOFS = ("device", "interpreter", "host", "emulated")
 PROVEN = frozenset(("device", "interpreter"))
 
 
@@ -66,7 +66,7 @@ class CellResult:
         case: The case (`kvcore.testing.cases.case.Case`).
         backend: Name of the backend.
         outcome: passed, failed, unsupported (declared, and seen to refuse) or skipped (cannot run here).
-        rung: device, interpreter, host or emulated; what the run proves.
+        proof: device, interpreter, host or emulated; what the run proves.
         reason: Why it is not passed; None for passed.
         error, tolerance: The worst element, where something was compared.
         understated: A refused case that would have been right.
@@ -76,7 +76,7 @@ class CellResult:
     case: Any
     backend: str
     outcome: Outcome
-    rung: str
+    proof: str
     reason: str | None = None
     error: float | None = None
     tolerance: float | None = None
@@ -85,8 +85,8 @@ class CellResult:
 
     @property
     def proven(self) -> bool:
-        """Whether it passed on a rung that counts."""
-        return self.outcome == "passed" and self.rung in PROVEN
+        """Whether it passed with a proof that counts."""
+        return self.outcome == "passed" and self.proof in PROVEN
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of `cases` in the JSON document of `kvcore conform`."""
@@ -94,7 +94,7 @@ class CellResult:
             "id": self.case.id,
             "backend": self.backend,
             "level": self.case.level,
-            "rung": self.rung,
+            "proof": self.proof,
             "outcome": self.outcome,
             "proven": self.proven,
             "reason": self.reason,

@@ -20,15 +20,15 @@ class Cell:
 
     Args:
         place: Backend, options, device.
-        rung: What a pass proves.
+        proof: What a pass proves.
         probe: Whether refused cases are run as well.
     """
 
-    def __init__(self, place: Place, rung: str, probe: bool) -> None:
-        self.place, self.rung = place, rung
+    def __init__(self, place: Place, proof: str, probe: bool) -> None:
+        self.place, self.proof = place, proof
         self.instance = Instance(place)
         # A kernel that was never meant to run may leave a GPU unusable for the rest of the process.
-        self.probe = probe and place.device == "cpu" and rung in ("device", "interpreter")
+        self.probe = probe and place.device == "cpu" and proof in ("device", "interpreter")
 
     def run(self, case: Case) -> CellResult:
         """The outcome; nothing that the backend does escapes."""
@@ -85,7 +85,7 @@ class Cell:
             raise
         except BaseException:
             return result
-        return CellResult(case, result.backend, "unsupported", self.rung, reason, understated=True)
+        return CellResult(case, result.backend, "unsupported", self.proof, reason, understated=True)
 
     def _refused_later(self, case: Case, refused: Refused) -> CellResult:
         """Refused by the layouts or the plan: those too must refuse where an engine asks."""
@@ -103,5 +103,5 @@ class Cell:
         error: float | None = None,
         tolerance: float | None = None,
     ) -> CellResult:
-        """An outcome of this backend on this rung."""
-        return CellResult(case, str(self.place.spec.name), outcome, self.rung, reason, error, tolerance)
+        """An outcome of this backend at this level of proof."""
+        return CellResult(case, str(self.place.spec.name), outcome, self.proof, reason, error, tolerance)

@@ -19,7 +19,7 @@ from kvcore.spec.layout import LayoutOption
 from kvcore.spec.retention import Full
 from kvcore.testing.cases.answers import reasoned, well_formed
 from kvcore.testing.cases.axes import LATENT
-from kvcore.testing.cases.outcome import RUNGS, CheckFailure, Measure, Refused
+from kvcore.testing.cases.outcome import PROOFS, CheckFailure, Measure, Refused
 from kvcore.testing.cases.planning import layouts_of
 from kvcore.testing.checks.context import Context
 from kvcore.testing.oracle.layout_bytes import field_starts
@@ -198,20 +198,20 @@ def check_page_bytes(context: Context) -> Measure:
 
 
 def check_stand_ins(context: Context) -> Measure:
-    """Every stand-in is a boolean option, off by default, and leads to a rung that exists."""
+    """Every stand-in is a boolean option, off by default, and leads to a level of proof that exists."""
     spec = context.place.spec
-    for option, rung in spec.stand_ins.items():
+    for option, proof in spec.stand_ins.items():
         if getattr(spec.Config(), option, None) is not False:
             raise CheckFailure(f"stand-in {option} is no option of Config that is False by default")
-        if rung not in RUNGS[1:]:
-            raise CheckFailure(f"stand-in {option} leads to {rung!r}; allowed: {', '.join(RUNGS[1:])}")
+        if proof not in PROOFS[1:]:
+            raise CheckFailure(f"stand-in {option} leads to {proof!r}; allowed: {', '.join(PROOFS[1:])}")
         switched_on = replace(spec.Config(), **{option: True})
         reasoned(spec.unavailable(switched_on), f"unavailable with {option}")
-        if spec.rung(switched_on, context.place.facts) != rung:
-            raise CheckFailure(f"rung() does not say {rung} with {option} switched on")
-    found = spec.rung(context.place.options, context.place.facts)
-    if found not in RUNGS:
-        raise CheckFailure(f"rung() says {found!r}; allowed: {', '.join(RUNGS)}")
+        if spec.proof(switched_on, context.place.facts) != proof:
+            raise CheckFailure(f"proof() does not say {proof} with {option} switched on")
+    found = spec.proof(context.place.options, context.place.facts)
+    if found not in PROOFS:
+        raise CheckFailure(f"proof() says {found!r}; allowed: {', '.join(PROOFS)}")
     return Measure()
 
 

@@ -125,12 +125,12 @@ def _cells(
 ) -> Iterator[CellResult]:
     name = str(getattr(spec, "name", spec))
     try:
-        place, missing, rung = open_backend(spec, options, facts)
+        place, missing, proof = open_backend(spec, options, facts)
         chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
     except BackendError as error:
         yield CellResult(CONTRACT, name, "failed", "device", error.message)
         return
-    ends = _Ends(Cell(place, rung, probe), missing)
+    ends = _Ends(Cell(place, proof, probe), missing)
     for case in chosen:
         if max_cost is None or case.cost <= max_cost:
             yield ends.of(case)

@@ -11,7 +11,7 @@ from kvcore.errors import BackendUnavailableError, ConfigError
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing.cases.case import AXES, Case
-from kvcore.testing.cases.outcome import OUTCOMES, PROVEN, RUNGS, CellResult, Outcome
+from kvcore.testing.cases.outcome import OUTCOMES, PROOFS, PROVEN, CellResult, Outcome
 from kvcore.testing.checks.runner import Report, check_where, nothing_selected, run
 from kvcore.testing.report import reproducer
 
@@ -28,7 +28,7 @@ class MatrixCell:
         feature, value: The axis and its value.
         backend: The backend.
         outcome: The worst of its cases, where a pass outweighs a refusal of another feature.
-        rung: The weakest rung of the cases that passed, else of all.
+        proof: The weakest proof of the cases that passed, else of all.
         cases: How many cases stand behind it.
     """
 
@@ -36,7 +36,7 @@ class MatrixCell:
     value: str
     backend: str
     outcome: Outcome
-    rung: str
+    proof: str
     cases: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class MatrixCell:
             "value": self.value,
             "backend": self.backend,
             "outcome": self.outcome,
-            "rung": self.rung,
-            "proven": self.outcome == "passed" and self.rung in PROVEN,
+            "proof": self.proof,
+            "proven": self.outcome == "passed" and self.proof in PROVEN,
             "cases": self.cases,
         }
 
@@ -101,7 +101,7 @@ class Conformance:
             "backends": [
                 {
                     "name": name,
-                    "rungs": sorted({r.rung for r in self.of(name) if r.outcome != "skipped"}, key=RUNGS.index),
+                    "proof": sorted({r.proof for r in self.of(name) if r.outcome != "skipped"}, key=PROOFS.index),
                     "summary": self.summary(name),
                     "reason": self._reason(name),
                 }
@@ -214,8 +214,8 @@ def _reproduce(done: Conformance, registry: Registry, options: Mapping[str, Any]
 
 def _cell(feature: str, value: str, backend: str, results: Sequence[CellResult]) -> MatrixCell:
     outcome = next(o for o in _ORDER if any(r.outcome == o for r in results))
-    rungs = [r.rung for r in results if r.outcome == outcome]
-    return MatrixCell(feature, value, backend, outcome, max(rungs, key=RUNGS.index), len(results))
+    proofs = [r.proof for r in results if r.outcome == outcome]
+    return MatrixCell(feature, value, backend, outcome, max(proofs, key=PROOFS.index), len(results))
 
 
 def _shown(value: object) -> str:

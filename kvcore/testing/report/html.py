@@ -58,7 +58,7 @@ def _cell(cell: MatrixCell | None) -> str:
         return "<td></td>"
     proven = cell.outcome != "passed" or cell.as_dict()["proven"]
     kind = cell.outcome if proven else "unproven"
-    return f'<td class="{kind}" title="{cell.cases} cases on rung {cell.rung}">{escape(mark(cell))}</td>'
+    return f'<td class="{kind}" title="{cell.cases} cases, proof: {cell.proof}">{escape(mark(cell))}</td>'
 
 
 def _failures(done: Conformance) -> str:

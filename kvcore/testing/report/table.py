@@ -35,9 +35,9 @@ def text(done: Conformance, *, most_failures: int = 5) -> str:
 
 
 def mark(cell: MatrixCell) -> str:
-    """A cell in a word; a pass below the device says on which rung."""
-    if cell.outcome == "passed" and cell.rung != "device":
-        return f"{'pass' if cell.rung in PROVEN else 'ran'}({cell.rung})"
+    """A cell in a word; a pass below the device says what it proves."""
+    if cell.outcome == "passed" and cell.proof != "device":
+        return f"{'pass' if cell.proof in PROVEN else 'ran'}({cell.proof})"
     return _MARKS[cell.outcome]
 
 

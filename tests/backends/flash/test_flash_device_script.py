@@ -27,7 +27,7 @@ def test_speed_of_small_shapes(script, name):
     }
     with torch.inference_mode():
         found = script.speed(name, shapes, "float16", rounds=2)
-    assert found["rung"] == "emulated"
+    assert found["proof"] == "emulated"
     for label in shapes:
         assert found[label]["prepare_ms"] > 0
         assert found[label]["attend_ms"] > 0

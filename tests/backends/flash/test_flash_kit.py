@@ -1,4 +1,4 @@
-"""The conformance kit over the emulations: everything that must be served is, on the rung `emulated`.
+"""The conformance kit over the emulations: everything that must be served is, at the proof level `emulated`.
 
 A pass shows that the adapters call the libraries rightly. It says nothing about the libraries' kernels.
 """
@@ -21,7 +21,7 @@ def one(backend: str, chosen: Case, **options):
 def test_what_must_be_served(backend, chosen):
     result = one(backend, chosen)
     assert (result.outcome, result.reason) == ("passed", None)
-    assert result.rung == "emulated"
+    assert result.proof == "emulated"
     assert not result.proven
 
 
@@ -69,7 +69,7 @@ def test_a_group_size_without_a_cuda_core_kernel_is_refused_where_it_is_asked_fo
 # FlashAttention's pages of 256 tokens make its kit a matter of minutes: all of it is in the long run.
 def test_the_quick_kit_of_flashinfer():
     results = run("flashinfer")
-    assert {r.rung for r in results} == {"emulated"}
+    assert {r.proof for r in results} == {"emulated"}
     assert [(r.case.id, r.reason) for r in results if r.outcome not in ("passed", "unsupported")] == []
     assert sum(r.outcome == "passed" for r in results) > 100
 

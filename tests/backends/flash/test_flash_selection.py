@@ -128,9 +128,9 @@ def test_an_emulation_is_called_one(model, capsys):
     ]
     assert main([*argv, "output=json"]) == 0
     for group in json.loads(capsys.readouterr().out)["groups"]:
-        rungs = {c["name"]: (c["status"], c["rung"]) for c in group["candidates"]}
-        assert rungs["flashinfer"] == ("chosen", "emulated")
-        assert rungs["torch"] == ("usable", "device")
+        proofs = {c["name"]: (c["status"], c["proof"]) for c in group["candidates"]}
+        assert proofs["flashinfer"] == ("chosen", "emulated")
+        assert proofs["torch"] == ("usable", "device")
     assert main(argv) == 0
     assert "emulated: a stand-in runs, not the device's kernels" in capsys.readouterr().out
 

@@ -132,7 +132,7 @@ def test_the_kit_kills_it(name, tmp_path):
     module, old, new, case = FAULTS[name]
     with fault(module, old, new, tmp_path):
         (result,) = run("triton", [CASES[case]], facts=CPU)
-    assert (result.outcome, result.rung) == ("failed", "interpreter"), result.reason
+    assert (result.outcome, result.proof) == ("failed", "interpreter"), result.reason
 
 
 OFFSETS = "L3.offsets.offsets>2^31.decode"
@@ -176,4 +176,4 @@ def test_32_bit_offsets_are_killed(put, ends):
 @pytest.mark.parametrize("case", sorted({c for *_, c in FAULTS.values()}))
 def test_and_without_it_passes(case):
     (result,) = run("triton", [CASES[case]], facts=CPU)
-    assert (result.outcome, result.rung) == ("passed", "interpreter"), result.reason
+    assert (result.outcome, result.proof) == ("passed", "interpreter"), result.reason

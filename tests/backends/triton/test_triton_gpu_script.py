@@ -59,7 +59,7 @@ def test_smoke(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert document["smoke"] is True
     assert document["kit"]["summary"] == {"passed": 2}
-    assert document["kit"]["rung"] == "interpreter"
+    assert document["kit"]["proof"] == "interpreter"
     assert set(document["copy"]["blocks"]) == {"copy", "zero"}
     for what in ("write", "attention"):
         (row,) = document[what]["rows"]

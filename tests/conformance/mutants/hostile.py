@@ -217,12 +217,12 @@ HOSTILE = (
     ),
     _hostile(
         "gold",
-        "claims a rung that there is none of",
+        "claims a level of proof that there is none of",
         "spec.py",
         "api_version = 1",
-        'api_version = 1\n\n@classmethod\ndef rung(cls, options, facts):\n    return "gold"\n',
+        'api_version = 1\n\n@classmethod\ndef proof(cls, options, facts):\n    return "gold"\n',
         "failed",
-        "rung() says 'gold'; allowed: device, interpreter, host, emulated",
+        "proof() says 'gold'; allowed: device, interpreter, host, emulated",
     ),
     _hostile(
         "missing_without_reason",
