@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
-from kvcore.attention.batch import Batch
-from kvcore.errors import IntegrityError
+from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flash_attn.library import Library, load
 from kvcore_flash_attn.spec import FlashAttnOptions
 from kvcore_flash_attn.step import Segment, Step, plan_step

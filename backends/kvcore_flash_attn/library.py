@@ -9,8 +9,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-from kvcore.attention.signatures import require_parameters
-from kvcore.errors import BackendUnavailableError
+from kvcore.backend import BackendUnavailableError, require_parameters
 from kvcore_flash_attn.spec import FlashAttnBackendSpec, FlashAttnOptions
 from kvcore_flash_attn.variants import VARIANTS
 

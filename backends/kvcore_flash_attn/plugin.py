@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcore.attention.spec import BackendSpec
-from kvcore.registry.hookspecs import hookimpl
+from kvcore.backend import BackendSpec, hookimpl
 from kvcore_flash_attn.spec import FlashAttnBackendSpec
 
 

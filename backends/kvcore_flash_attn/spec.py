@@ -9,16 +9,23 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Unsupported
-from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import ConfigError, NotBuiltError
-from kvcore.spec.cache_spec import KVCacheSpec
-from kvcore.spec.content import KVHeads
-from kvcore.spec.layout import KernelBlocks, LayoutOption, nhd
+from kvcore.backend import (
+    AttentionQuery,
+    BackendSpec,
+    ConfigError,
+    DeviceFacts,
+    KernelBlocks,
+    KVCacheSpec,
+    KVHeads,
+    LayoutOption,
+    NotBuiltError,
+    Unsupported,
+    nhd,
+)
 from kvcore_flash_attn.variants import ELSEWHERE, PLANNED, VARIANTS, Variant
 
 if TYPE_CHECKING:
-    from kvcore.attention.backend import AttentionBackend
+    from kvcore.backend import AttentionBackend
 
 INSTALL = "pip install --no-build-isolation flash-attn==2.8.3.post2"
 # With this variable set, flash_attn runs AMD kernels that take a block table and ignore it.

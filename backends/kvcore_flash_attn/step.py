@@ -17,11 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from kvcore.attention.backend import AttentionGroup
-from kvcore.attention.batch import Batch, GroupBatch
-from kvcore.attention.query import Mask
-from kvcore.attention.slot_writer import SlotWriter
-from kvcore.errors import BackendUnsupportedError, IntegrityError
+from kvcore.backend import AttentionGroup, BackendUnsupportedError, Batch, GroupBatch, IntegrityError, Mask, SlotWriter
 
 # Longest query that is given to the decode kernel when all sequences have the same: it splits keys over
 # the device, the other one does not.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvcore.attention.query import Capabilities
+from kvcore.backend import Capabilities
 
 
 @dataclass(frozen=True, eq=False)

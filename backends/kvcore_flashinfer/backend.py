@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
-from kvcore.attention.batch import Batch
-from kvcore.errors import IntegrityError
+from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flashinfer.library import Library, load
 from kvcore_flashinfer.quant import Scales, encode
 from kvcore_flashinfer.spec import FlashInferOptions

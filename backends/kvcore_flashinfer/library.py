@@ -11,9 +11,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-from kvcore.attention.signatures import require_parameters
-from kvcore.errors import BackendUnavailableError
-from kvcore.models.home import kvcore_home
+from kvcore.backend import BackendUnavailableError, kvcore_home, require_parameters
 from kvcore_flashinfer.spec import DISTRIBUTION, FlashInferBackendSpec, FlashInferOptions
 
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"

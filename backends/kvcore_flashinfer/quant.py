@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.attention.backend import AttentionLayer
-from kvcore.spec.cache_spec import CacheId
+from kvcore.backend import AttentionLayer, CacheId
 
 Kept = tuple[torch.Tensor | None, torch.Tensor | None, float, float]
 

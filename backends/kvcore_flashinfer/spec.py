@@ -8,15 +8,23 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
-from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import ConfigError
-from kvcore.spec.cache_spec import KVCacheSpec
-from kvcore.spec.content import KVHeads
-from kvcore.spec.layout import KernelBlocks, LayoutOption, hnd, nhd
+from kvcore.backend import (
+    AttentionQuery,
+    BackendSpec,
+    Capabilities,
+    ConfigError,
+    DeviceFacts,
+    KernelBlocks,
+    KVCacheSpec,
+    KVHeads,
+    LayoutOption,
+    Unsupported,
+    hnd,
+    nhd,
+)
 
 if TYPE_CHECKING:
-    from kvcore.attention.backend import AttentionBackend
+    from kvcore.backend import AttentionBackend
 
 DISTRIBUTION = "flashinfer-python"
 INSTALL = f"pip install {DISTRIBUTION}==0.6.13"

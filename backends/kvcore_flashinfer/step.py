@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 
-from kvcore.attention.backend import AttentionGroup
-from kvcore.attention.batch import Batch, GroupBatch
-from kvcore.attention.slot_writer import SlotWriter
-from kvcore.errors import BackendUnsupportedError, IntegrityError
-from kvcore.memory.dtypes import torch_dtype
+from kvcore.backend import (
+    AttentionGroup,
+    BackendUnsupportedError,
+    Batch,
+    GroupBatch,
+    IntegrityError,
+    SlotWriter,
+    torch_dtype,
+)
 from kvcore_flashinfer.library import Library
 from kvcore_flashinfer.spec import PAGE_SIZES, FlashInferOptions, use_tensor_cores
 from kvcore_flashinfer.tables import PageTable, page_table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvcore.attention.batch import GroupBatch
+from kvcore.backend import GroupBatch
 
 
 @dataclass(frozen=True)

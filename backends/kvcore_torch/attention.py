@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvcore.attention.backend import AttentionLayer
+from kvcore.backend import AttentionLayer
 from kvcore_torch.step import Tile
 
 

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
-from kvcore.attention.batch import Batch
-from kvcore.errors import BackendUnsupportedError
-from kvcore.memory.kernels.cache_write import write_tokens
-from kvcore.spec.layout import SizedLayout
+from kvcore.backend import (
+    AttentionBackend,
+    AttentionGroup,
+    AttentionLayer,
+    BackendUnsupportedError,
+    Batch,
+    SizedLayout,
+    write_tokens,
+)
 from kvcore_torch.attention import attend_tile
 from kvcore_torch.gather import gather
 from kvcore_torch.quant import as_bytes, decode, encode, scale_field

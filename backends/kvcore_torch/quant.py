@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.attention.backend import AttentionLayer
+from kvcore.backend import AttentionLayer
 
 INT8_TOP = 127.0
 

@@ -7,15 +7,25 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
-from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnsupportedError, ConfigError
-from kvcore.spec.cache_spec import KVCacheSpec
-from kvcore.spec.content import KVHeads
-from kvcore.spec.layout import KernelBlocks, LayoutOption, PageLayout, hnd, nhd
+from kvcore.backend import (
+    AttentionQuery,
+    BackendSpec,
+    BackendUnsupportedError,
+    Capabilities,
+    ConfigError,
+    DeviceFacts,
+    KernelBlocks,
+    KVCacheSpec,
+    KVHeads,
+    LayoutOption,
+    PageLayout,
+    Unsupported,
+    hnd,
+    nhd,
+)
 
 if TYPE_CHECKING:
-    from kvcore.attention.backend import AttentionBackend
+    from kvcore.backend import AttentionBackend
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 QUANTIZED = ("int8", "fp8_e4m3", "fp8_e5m2")

@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvcore.attention.backend import AttentionGroup
-from kvcore.attention.batch import Batch, GroupBatch
-from kvcore.attention.query import Mask
+from kvcore.backend import AttentionGroup, Batch, GroupBatch, Mask
 
 IntArray = npt.NDArray[np.int64]
 # Scores of one tile, in elements: 16 MiB of float32, however long the prompt is.

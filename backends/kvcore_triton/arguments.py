@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvcore.attention.backend import AttentionLayer
-from kvcore.errors import LayoutError
-from kvcore.spec.dtypes import dtype as dtype_of
-from kvcore.spec.layout import SizedLayout
+from kvcore.backend import AttentionLayer, LayoutError, SizedLayout
+from kvcore.backend import dtype as dtype_of
 from kvcore_triton.targets import Fp8, Target, power_of_2
 
 Cache = Mapping[str, torch.Tensor]

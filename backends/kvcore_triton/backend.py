@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
-from kvcore.attention.batch import Batch
-from kvcore.attention.device import gpu_facts
-from kvcore.attention.query import AttentionQuery
-from kvcore.attention.spec import DeviceFacts
-from kvcore.errors import BackendUnsupportedError
-from kvcore.memory.kernels.launch import Launcher
+from kvcore.backend import (
+    AttentionBackend,
+    AttentionGroup,
+    AttentionLayer,
+    AttentionQuery,
+    BackendUnsupportedError,
+    Batch,
+    DeviceFacts,
+    Launcher,
+    gpu_facts,
+)
 from kvcore_triton.arguments import (
     SCALES,
     Constants,

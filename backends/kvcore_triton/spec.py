@@ -7,16 +7,26 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
-from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError
-from kvcore.spec.cache_spec import KVCacheSpec
-from kvcore.spec.content import KVHeads
-from kvcore.spec.layout import KernelBlocks, LayoutOption, hnd, nhd
+from kvcore.backend import (
+    AttentionQuery,
+    BackendSpec,
+    BackendUnavailableError,
+    BackendUnsupportedError,
+    Capabilities,
+    ConfigError,
+    DeviceFacts,
+    KernelBlocks,
+    KVCacheSpec,
+    KVHeads,
+    LayoutOption,
+    Unsupported,
+    hnd,
+    nhd,
+)
 from kvcore_triton.targets import target_of
 
 if TYPE_CHECKING:
-    from kvcore.attention.backend import AttentionBackend
+    from kvcore.backend import AttentionBackend
 
 LOWEST_CAPABILITY = (8, 0)
 ROCM_ARCHS = ("gfx942", "gfx950", "gfx1100")

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kvcore.attention.backend import AttentionGroup
-from kvcore.attention.batch import Batch, GroupBatch
-from kvcore.attention.query import AttentionQuery
-from kvcore.memory.staging import StagingBuffer
+from kvcore.backend import AttentionGroup, AttentionQuery, Batch, GroupBatch, StagingBuffer
 from kvcore_triton.arguments import head_first
 from kvcore_triton.spec import TritonOptions
 from kvcore_triton.targets import Target, Tile, tile

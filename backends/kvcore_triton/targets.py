@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.backend import DeviceFacts
 
 
 class Fp8(NamedTuple):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvcore.attention.batch import Batch, GroupBatch
-from kvcore.attention.query import Mask
+from kvcore.backend import Batch, GroupBatch, Mask
 
 IntArray = npt.NDArray[np.int64]
 # Columns of an item, as `kernels.attention` names them, and of a merge.

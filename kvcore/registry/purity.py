@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
@@ -58,8 +59,10 @@ def static_heavy(modules: Iterable[str], also: Iterable[str] = ()) -> str | None
 
 
 def _home(name: str) -> str:
-    """The module behind a name that `kvcore` loads on first use (``kvcore.AttentionBackend`` loads torch)."""
+    """The module behind a name that is loaded on first use (``kvcore.backend.AttentionBackend`` loads torch)."""
     package, _, attribute = name.rpartition(".")
+    if package == "kvcore.backend":
+        return str(import_module(package).MODULE_OF.get(attribute, name))
     return kvcore._HOMES.get(attribute, name) if package == "kvcore" else name
 
 

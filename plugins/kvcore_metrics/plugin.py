@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcore.registry.hookspecs import hookimpl
+from kvcore.backend import hookimpl
 from kvcore_metrics.options import MetricsOptions
 from kvcore_metrics.sinks import JsonLines, PrometheusText, Sink
 

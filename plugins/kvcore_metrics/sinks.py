@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kvcore.errors import ConfigError
+from kvcore.backend import ConfigError
 
 # States after a step.
 GAUGES = {

@@ -51,9 +51,9 @@ def test_the_tutorial_shows_the_example_byte_for_byte(repo: Path, page: str) -> 
     assert shown == kept
 
 
-def test_the_tutorial_runs(repo: Path, page: str, tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> None:
-    scratch = Scratch(repo, tmp_path_factory.mktemp("tutorial"))
-    steps = parse(page)
+def play(repo: Path, folder: Path, page: str) -> list[str]:
+    """Play a page in a scratch environment; the lines that were typed."""
+    scratch, steps = Scratch(repo, folder), parse(page)
     for name, text in files(steps).items():
         path = scratch.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,10 +68,23 @@ def test_the_tutorial_runs(repo: Path, page: str, tmp_path_factory: pytest.TempP
         assert matches(step.expected, printed), f"{step.line}\nexpected\n{step.expected}\nprinted\n{printed}"
         assert "Traceback" not in done.stderr
         played.append(step.line)
+    return played
+
+
+def test_the_tutorial_runs(repo: Path, page: str, tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> None:
+    played = play(repo, tmp_path_factory.mktemp("tutorial"), page)
     for wanted in SHOWN:
         assert any(wanted in line for line in played), wanted
-    last = [s for s in steps if isinstance(s, Command)][-1]
+    last = [s for s in parse(page) if isinstance(s, Command)][-1]
     assert last.fails, "after it is gone, its name is an error"
+
+
+def test_the_smallest_backend_runs(repo: Path, tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> None:
+    page = (repo / "docs" / "smallest-backend.md").read_text()
+    code = [text for name, text in files(parse(page)).items() if name.endswith(".py")]
+    assert sum(len([line for line in text.splitlines() if line.strip()]) for text in code) <= 60
+    played = play(repo, tmp_path_factory.mktemp("smallest"), page)
+    assert any("kvcore conform backend=tiny" in line for line in played)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cache
 from threading import Lock
 from types import ModuleType
 
-from kvcore.errors import BackendUnavailableError
+from kvcore.backend import BackendUnavailableError
 from kvcore_flash_attn.emulation import extension
 from kvcore_flash_attn.variants import Variant
 

@@ -22,8 +22,8 @@ from kvcore_flashinfer import library as fi_library
 from kvcore_flashinfer.emulation import modules
 from kvcore_flashinfer.spec import CUDA_CORE_GROUPS, FlashInferBackendSpec, FlashInferOptions
 
-from kvcore.attention.signatures import missing_parameters
 from kvcore.errors import BackendUnavailableError
+from kvcore.registry.signatures import missing_parameters
 from kvcore.testing import run
 
 SOURCES = Path(flashinfer.__file__).parent / "data"

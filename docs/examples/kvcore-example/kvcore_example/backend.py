@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
-from kvcore.attention.batch import Batch, GroupBatch
+import kvcore.backend as kv
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -14,20 +13,20 @@ Tensors = Mapping[str, torch.Tensor]
 class Step(NamedTuple):
     """Our metadata: the batch, and the block tables of the group that it was prepared for."""
 
-    batch: Batch
-    tables: GroupBatch
+    batch: kv.Batch
+    tables: kv.GroupBatch
 
 
-class ExampleBackend(AttentionBackend):
+class ExampleBackend(kv.AttentionBackend):
     """Reads keys through the block table and lets torch do the rest."""
 
     def __init__(self, x: int) -> None:
         self.x = x
 
-    def prepare(self, batch: Batch, group: AttentionGroup) -> Step:
+    def prepare(self, batch: kv.Batch, group: kv.AttentionGroup) -> Step:
         return Step(batch, batch.groups[group.kv_group])
 
-    def write(self, layer: AttentionLayer, tensors: Tensors, cache: Tensors, metadata: Step) -> None:
+    def write(self, layer: kv.AttentionLayer, tensors: Tensors, cache: Tensors, metadata: Step) -> None:
         slots_T = metadata.tables.slot_mapping_T
         used = slots_T >= 0  # slot -1 writes nothing
         size = metadata.tables.kernel_block_size
@@ -42,7 +41,7 @@ class ExampleBackend(AttentionBackend):
 
     def attend(
         self,
-        layer: AttentionLayer,
+        layer: kv.AttentionLayer,
         query: Tensors,
         cache: Tensors,
         metadata: Step,
@@ -69,7 +68,7 @@ class ExampleBackend(AttentionBackend):
             out[rows] = torch.einsum("hij,jhd->ihd", weights_Hij, v_jKD.repeat_interleave(shared, dim=1))
 
     @staticmethod
-    def _span(batch: Batch, tables: GroupBatch, s: int) -> tuple[int, int]:
+    def _span(batch: kv.Batch, tables: kv.GroupBatch, s: int) -> tuple[int, int]:
         """Position of the table's first token (a row holds the live tail only), and the end."""
         return int(tables.first_block_host[s]) * tables.kernel_block_size, int(batch.seq_lens_host[s])
 

@@ -1,20 +1,20 @@
 """The module that the entry point names: each hook returns classes."""
 
-import kvcore
+import kvcore.backend as kv
 from kvcore_example.spec import ExampleSpec
 from kvcore_example.storage import LazyWindow, NormedKV
 
 
-@kvcore.hookimpl
+@kv.hookimpl
 def kvcore_backends():
     return (ExampleSpec,)
 
 
-@kvcore.hookimpl
+@kv.hookimpl
 def kvcore_contents():
     return (NormedKV,)
 
 
-@kvcore.hookimpl
+@kv.hookimpl
 def kvcore_retentions():
     return (LazyWindow,)

@@ -2,29 +2,27 @@
 
 from dataclasses import dataclass
 
-from kvcore.spec.content import Content, KVHeads, LogicalField
-from kvcore.spec.dtypes import ceil_div
-from kvcore.spec.retention import Retention, Window, touched_blocks
+import kvcore.backend as kv
 
 
 @dataclass(frozen=True)
-class NormedKV(KVHeads):
+class NormedKV(kv.KVHeads):
     """Keys of length 1 and, beside them, how long they were: asked for by `cache.content=normed_kv`."""
 
     kind = "normed_kv"
 
     @classmethod
-    def instead_of(cls, content: Content) -> Content | None:
-        if type(content) is not KVHeads or content.quant is not None:
+    def instead_of(cls, content: kv.Content) -> kv.Content | None:
+        if type(content) is not kv.KVHeads or content.quant is not None:
             return None
         return cls(content.num_kv_heads, content.head_dim, content.head_dim_v, content.dtype)
 
-    def fields(self) -> tuple[LogicalField, ...]:
-        return (*super().fields(), LogicalField("k_norm", (("head", self.num_kv_heads),), self.dtype))
+    def fields(self) -> tuple[kv.LogicalField, ...]:
+        return (*super().fields(), kv.LogicalField("k_norm", (("head", self.num_kv_heads),), self.dtype))
 
 
 @dataclass(frozen=True)
-class LazyWindow(Retention):
+class LazyWindow(kv.Retention):
     """A window that moves only every `step` tokens: asked for by `cache.retention=lazy_window`."""
 
     kind = "lazy_window"
@@ -32,8 +30,8 @@ class LazyWindow(Retention):
     step: int = 64
 
     @classmethod
-    def instead_of(cls, retention: Retention) -> Retention | None:
-        return cls(retention.size) if isinstance(retention, Window) and not retention.keep_first else None
+    def instead_of(cls, retention: kv.Retention) -> kv.Retention | None:
+        return cls(retention.size) if isinstance(retention, kv.Window) and not retention.keep_first else None
 
     def first_needed(self, position: int) -> int:
         return max(0, position - self.size + 1) // self.step * self.step
@@ -43,7 +41,7 @@ class LazyWindow(Retention):
 
     def blocks_for_step(self, tokens: int, scheduled: int, block_size: int) -> int:
         live = self.size - 1 + self.step - 1 + scheduled
-        return min(ceil_div(tokens, block_size), touched_blocks(live, block_size))
+        return min(kv.ceil_div(tokens, block_size), kv.touched_blocks(live, block_size))
 
     def step_budget(self, scheduled: int, block_size: int, sequences: int = 1) -> int:
         return scheduled // block_size + min(scheduled, sequences)
