@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from kvcore.memory.slot_writer import SlotWriter
     from kvcore.memory.staging import StagingBuffer
     from kvcore.models.config_json import Fields
-    from kvcore.models.facts import CacheChoice, CacheFacts, ModelAdapter, ModelFacts, Refusal
+    from kvcore.models.facts import CacheFacts, ModelAdapter, ModelFacts, Refusal
     from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, LatentHeads, Recurrent
     from kvcore.models.home import kvcore_home
     from kvcore.registry.hookspecs import hookimpl
     from kvcore.registry.signatures import require_parameters
+    from kvcore.settings.cache import CacheSettings
     from kvcore.spec.cache_spec import CacheId, KVCacheSpec
     from kvcore.spec.content import Content, KVHeads, Latent, LogicalField, Quant, State
     from kvcore.spec.dtypes import ceil_div, dtype
@@ -65,10 +66,10 @@ __all__ = [
     "BackendUnavailableError",
     "BackendUnsupportedError",
     "Batch",
-    "CacheChoice",
     "CacheFacts",
     "CacheId",
     "CachePart",
+    "CacheSettings",
     "Capabilities",
     "Chunk",
     "ConfigError",
@@ -132,11 +133,12 @@ _HOMES = {
     "ModelError NotBuiltError",
     "manage.eviction": "EvictionPolicy",
     "models.config_json": "Fields",
-    "models.facts": "CacheChoice CacheFacts ModelAdapter ModelFacts Refusal",
+    "models.facts": "CacheFacts ModelAdapter ModelFacts Refusal",
     "models.families.base": "CachePart FamilyAdapter Heads LatentHeads Recurrent",
     "models.home": "kvcore_home",
     "registry.hookspecs": "hookimpl",
     "registry.signatures": "require_parameters",
+    "settings.cache": "CacheSettings",
     "spec.cache_spec": "CacheId KVCacheSpec",
     "spec.content": "Content KVHeads Latent LogicalField Quant State",
     "spec.dtypes": "ceil_div dtype",
