@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
     from kvcore.attention.batch import Batch, GroupBatch
     from kvcore.attention.device import gpu_facts
-    from kvcore.attention.query import AttentionQuery, Capabilities, Mask, Unsupported
+    from kvcore.attention.query import AttentionQuery, Capabilities, Mask
     from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts, NoOptions
     from kvcore.errors import (
         BackendUnavailableError,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         LayoutError,
         ModelError,
         NotBuiltError,
+        Refusal,
     )
     from kvcore.manage.eviction import EvictionPolicy
     from kvcore.memory.dtypes import torch_dtype
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kvcore.memory.slot_writer import SlotWriter
     from kvcore.memory.staging import StagingBuffer
     from kvcore.models.config_json import Fields
-    from kvcore.models.facts import CacheFacts, ModelAdapter, ModelFacts, Refusal
+    from kvcore.models.facts import CacheFacts, LengthRefusal, ModelAdapter, ModelFacts
     from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, LatentHeads, Recurrent
     from kvcore.models.home import kvcore_home
     from kvcore.registry.hookspecs import hookimpl
@@ -94,6 +95,7 @@ __all__ = [
     "LayoutError",
     "LayoutField",
     "LayoutOption",
+    "LengthRefusal",
     "LogicalField",
     "Mask",
     "ModelAdapter",
@@ -110,7 +112,6 @@ __all__ = [
     "SlotWriter",
     "StagingBuffer",
     "State",
-    "Unsupported",
     "Window",
     "ceil_div",
     "dtype",
@@ -127,13 +128,13 @@ __all__ = [
 
 # Where each name lives. First the declarations, contents, retentions, adapters, policies and hooks: no torch.
 _HOMES = {
-    "attention.query": "AttentionQuery Capabilities Mask Unsupported",
+    "attention.query": "AttentionQuery Capabilities Mask",
     "attention.spec": "API_VERSION BackendSpec DeviceFacts NoOptions",
     "errors": "BackendUnavailableError BackendUnsupportedError ConfigError IntegrityError KVCoreError LayoutError "
-    "ModelError NotBuiltError",
+    "ModelError NotBuiltError Refusal",
     "manage.eviction": "EvictionPolicy",
     "models.config_json": "Fields",
-    "models.facts": "CacheFacts ModelAdapter ModelFacts Refusal",
+    "models.facts": "CacheFacts LengthRefusal ModelAdapter ModelFacts",
     "models.families.base": "CachePart FamilyAdapter Heads LatentHeads Recurrent",
     "models.home": "kvcore_home",
     "registry.hookspecs": "hookimpl",

@@ -6,9 +6,32 @@ The command line prints one line from these and exits with status 2; `as_dict` i
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 MOST_SIGNS = 400
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something is not served: the one value of selection, of models, of the kit and of every typed error.
+
+    Attributes:
+        field: The fact, key or file at fault.
+        got: Its value.
+        allowed: What would be accepted; None where nothing would.
+        remedy: What to do instead, where there is something to do.
+        reason: What would go wrong, where field and value alone do not tell.
+    """
+
+    field: str
+    got: object
+    allowed: object = None
+    remedy: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.got} (allowed: {self.allowed})"
 
 
 class KVCoreError(Exception):
@@ -37,6 +60,22 @@ class KVCoreError(Exception):
         self.got = got
         self.allowed = allowed
         self.remedy = remedy
+
+    @classmethod
+    def of(cls, refusal: Refusal, message: str | None = None) -> Self:
+        """The error that says what a refusal says, with its reason as the message unless another is given."""
+        return cls(
+            message or refusal.reason or f"{refusal.field} is not served",
+            field=refusal.field,
+            got=refusal.got,
+            allowed=refusal.allowed,
+            remedy=refusal.remedy,
+        )
+
+    @property
+    def refusal(self) -> Refusal:
+        """What the error says, as the value that selection, models and the kit answer with."""
+        return Refusal(self.field or "", self.got, self.allowed, self.remedy, self.message)
 
     def __str__(self) -> str:
         parts = [self.message.rstrip(".")]

@@ -19,7 +19,7 @@ from kvcore.backend import (
     KVHeads,
     LayoutOption,
     NotBuiltError,
-    Unsupported,
+    Refusal,
     nhd,
 )
 from kvcore_flash_attn.variants import ELSEWHERE, PLANNED, VARIANTS, Variant
@@ -93,19 +93,19 @@ class FlashAttnBackendSpec(BackendSpec):
         return None
 
     @classmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: FlashAttnOptions) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: FlashAttnOptions) -> Refusal | None:
         """CUDA from compute capability 8.0; a CPU only in emulation."""
         if facts.kind == "cuda":
             lowest = VARIANTS[options.variant].lowest_capability
             if facts.capability is None or facts.capability >= lowest:
                 return None
-            return Unsupported("compute capability", facts.capability, f">= {lowest}")
+            return Refusal("compute capability", facts.capability, f">= {lowest}")
         if facts.kind == "cpu" and options.emulate:
             return None
-        return Unsupported("device", facts.kind, "cuda, or cpu with backends.flash_attn.emulate=true")
+        return Refusal("device", facts.kind, "cuda, or cpu with backends.flash_attn.emulate=true")
 
     @classmethod
-    def unsupported(cls, query: AttentionQuery, options: FlashAttnOptions) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: FlashAttnOptions) -> Refusal | None:
         """The first fact outside the variant's table; what only another variant has is named as such."""
         refused = VARIANTS[options.variant].capabilities.check(query)
         if refused is not None and refused.field in ELSEWHERE:

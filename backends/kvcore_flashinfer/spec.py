@@ -18,7 +18,7 @@ from kvcore.backend import (
     KVCacheSpec,
     KVHeads,
     LayoutOption,
-    Unsupported,
+    Refusal,
     hnd,
     nhd,
 )
@@ -118,18 +118,18 @@ class FlashInferBackendSpec(BackendSpec):
         return None
 
     @classmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: FlashInferOptions) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: FlashInferOptions) -> Refusal | None:
         """CUDA from compute capability 7.5; a CPU only in emulation."""
         if facts.kind == "cuda":
             if facts.capability is None or facts.capability >= LOWEST_CAPABILITY:
                 return None
-            return Unsupported("compute capability", facts.capability, f">= {LOWEST_CAPABILITY}")
+            return Refusal("compute capability", facts.capability, f">= {LOWEST_CAPABILITY}")
         if facts.kind == "cpu" and options.emulate:
             return None
-        return Unsupported("device", facts.kind, "cuda, or cpu with backends.flashinfer.emulate=true")
+        return Refusal("device", facts.kind, "cuda, or cpu with backends.flashinfer.emulate=true")
 
     @classmethod
-    def unsupported(cls, query: AttentionQuery, options: FlashInferOptions) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: FlashInferOptions) -> Refusal | None:
         """The first fact outside the table, or a pair of facts that the wrappers cannot combine."""
         refused = CAPABILITIES.check(query)
         if refused is not None:
@@ -137,14 +137,14 @@ class FlashInferBackendSpec(BackendSpec):
                 return replace(refused, allowed=ELSEWHERE[refused.field])
             return refused
         if query.quant is None and query.cache_dtype != query.dtype:
-            return Unsupported("cache_dtype", query.cache_dtype, [query.dtype, *FP8])
+            return Refusal("cache_dtype", query.cache_dtype, [query.dtype, *FP8])
         if query.quant is not None and query.cache_dtype not in FP8:
-            return Unsupported("quant", query.quant, f"none for {query.cache_dtype}")
+            return Refusal("quant", query.quant, f"none for {query.cache_dtype}")
         if query.mask.window is not None and not query.mask.causal:
             # There is a left bound only.
-            return Unsupported("window", f"{query.mask.window}, bidirectional", "causal windows")
+            return Refusal("window", f"{query.mask.window}, bidirectional", "causal windows")
         if options.decode == "cuda_cores" and query.group_size not in CUDA_CORE_GROUPS:
-            return Unsupported("group_size", query.group_size, f"{CUDA_CORE_GROUPS} with decode=cuda_cores")
+            return Refusal("group_size", query.group_size, f"{CUDA_CORE_GROUPS} with decode=cuda_cores")
         return None
 
     @classmethod

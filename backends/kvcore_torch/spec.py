@@ -19,7 +19,7 @@ from kvcore.backend import (
     KVHeads,
     LayoutOption,
     PageLayout,
-    Unsupported,
+    Refusal,
     hnd,
     nhd,
 )
@@ -87,17 +87,17 @@ class TorchBackendSpec(BackendSpec):
         return None if find_spec("torch") else "torch is not installed; pip install torch"
 
     @classmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: TorchOptions) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: TorchOptions) -> Refusal | None:
         """CPUs and CUDA devices of any capability."""
-        return None if facts.kind in cls.priority else Unsupported("device", facts.kind, sorted(cls.priority))
+        return None if facts.kind in cls.priority else Refusal("device", facts.kind, sorted(cls.priority))
 
     @classmethod
-    def unsupported(cls, query: AttentionQuery, options: TorchOptions) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: TorchOptions) -> Refusal | None:
         """The first fact outside the table, or a quantized cache without a granularity of scales."""
         refused = CAPABILITIES.check(query)
         quantized = query.cache_dtype in QUANTIZED
         if refused is None and quantized != (query.quant is not None):
-            return Unsupported("quant", query.quant, CAPABILITIES.granularities if quantized else "none")
+            return Refusal("quant", query.quant, CAPABILITIES.granularities if quantized else "none")
         return refused
 
     @classmethod

@@ -19,7 +19,7 @@ from kvcore.backend import (
     KVCacheSpec,
     KVHeads,
     LayoutOption,
-    Unsupported,
+    Refusal,
     hnd,
     nhd,
 )
@@ -103,36 +103,36 @@ class TritonBackendSpec(BackendSpec):
         return None
 
     @classmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: TritonOptions) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: TritonOptions) -> Refusal | None:
         """CUDA from compute capability 8.0, three AMD targets; a CPU only through the interpreter."""
         if options.interpret and facts.kind != "cpu":
             # Not ignored: a run that says that it was interpreted must have been.
-            return Unsupported("backends.triton.interpret", f"true on {facts.kind}", "on a CPU: device=cpu")
+            return Refusal("backends.triton.interpret", f"true on {facts.kind}", "on a CPU: device=cpu")
         if facts.kind == "cuda":
             if facts.capability is None or facts.capability >= LOWEST_CAPABILITY:
                 return None
-            return Unsupported("compute capability", facts.capability, f">= {LOWEST_CAPABILITY}")
+            return Refusal("compute capability", facts.capability, f">= {LOWEST_CAPABILITY}")
         if facts.kind == "rocm":
             known = facts.arch.split(":")[0] in ROCM_ARCHS
-            return None if known else Unsupported("arch", facts.arch or "unknown", ROCM_ARCHS)
+            return None if known else Refusal("arch", facts.arch or "unknown", ROCM_ARCHS)
         if facts.kind == "cpu" and options.interpret:
             return None
-        return Unsupported("device", facts.kind, "cuda, rocm, or cpu with backends.triton.interpret=true")
+        return Refusal("device", facts.kind, "cuda, rocm, or cpu with backends.triton.interpret=true")
 
     @classmethod
-    def unsupported(cls, query: AttentionQuery, options: TritonOptions) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: TritonOptions) -> Refusal | None:
         """The first fact outside the table; a plain cache has the dtype of the queries."""
         refusal = CAPABILITIES.check(query)
         if refusal is not None:
             return refusal
         for name in ("head_dim", "head_dim_v"):
             if getattr(query, name) > MAX_HEAD_DIM:
-                return Unsupported(name, getattr(query, name), f"<= {MAX_HEAD_DIM}")
+                return Refusal(name, getattr(query, name), f"<= {MAX_HEAD_DIM}")
         quantized = query.cache_dtype in QUANTIZED
         if quantized != (query.quant is not None):
-            return Unsupported("quant", query.quant, GRANULARITIES if quantized else "none")
+            return Refusal("quant", query.quant, GRANULARITIES if quantized else "none")
         if not quantized and query.cache_dtype != query.dtype:
-            return Unsupported("cache_dtype", query.cache_dtype, [query.dtype, *QUANTIZED])
+            return Refusal("cache_dtype", query.cache_dtype, [query.dtype, *QUANTIZED])
         return None
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 
-from kvcore.errors import SpecError, natural
+from kvcore.errors import Refusal, SpecError, natural
 
 
 @dataclass(frozen=True)
@@ -119,18 +119,6 @@ _OPTIONAL = frozenset(f.name for f in fields(AttentionQuery) if f.name not in _R
 
 
 @dataclass(frozen=True)
-class Unsupported:
-    """Why a backend cannot serve: the fact, its value, and what it would take."""
-
-    field: str
-    got: object
-    allowed: object
-
-    def __str__(self) -> str:
-        return f"{self.field}={self.got} (allowed: {self.allowed})"
-
-
-@dataclass(frozen=True)
 class Capabilities:
     """A table of what a backend serves; whatever the table does not name is refused.
 
@@ -152,11 +140,11 @@ class Capabilities:
     group_sizes: Collection[int] | None = None
     granularities: Collection[str] = ()
 
-    def check(self, query: AttentionQuery) -> Unsupported | None:
+    def check(self, query: AttentionQuery) -> Refusal | None:
         """The first fact of `query` outside the table, or None when all are inside."""
         for name, got, allowed in self._facts(query):
             if allowed is not None and got not in allowed:
-                return Unsupported(name, got, sorted(allowed, key=natural) or "none")
+                return Refusal(name, got, sorted(allowed, key=natural) or "none")
         return None
 
     def _facts(self, q: AttentionQuery) -> Iterable[tuple[str, object, Collection[object] | None]]:

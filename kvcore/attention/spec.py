@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Unsupported
+from kvcore.attention.query import AttentionQuery
+from kvcore.errors import Refusal
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.layout import LayoutOption
 
@@ -87,12 +88,12 @@ class BackendSpec(ABC):
 
     @classmethod
     @abstractmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: Any) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: Any) -> Refusal | None:
         """Why a device cannot be served; must be answerable for devices that are not here."""
 
     @classmethod
     @abstractmethod
-    def unsupported(cls, query: AttentionQuery, options: Any) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: Any) -> Refusal | None:
         """Why a layer cannot be served, or None. What is not known is unsupported."""
 
     @classmethod

@@ -63,7 +63,7 @@ def _shown(choice: ClassChoice) -> list[str]:
     lines = [f"{choice.kind} {layers}{asked}"]
     width = max((len(c.name) for c in choice.candidates), default=0)
     for candidate in choice.candidates:
-        why = f"  {candidate.verdict.reason}" if candidate.verdict.reason is not None else ""
+        why = f"  {candidate.verdict.why}" if candidate.verdict.reason is not None else ""
         if candidate.verdict.proof != "device":
             why = f"  {candidate.verdict.proof}: a stand-in runs, not the device's kernels{why}"
         if candidate.status == "unsupported" and not candidate.verdict.installed_here:

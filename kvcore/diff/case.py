@@ -98,21 +98,14 @@ def _run(case: Case, place: Place) -> tuple[Scene, list[Result]]:
     for query in queries:
         refused = place.spec.unsupported(query, place.options)
         if refused is not None:
-            raise BackendUnsupportedError(
-                f"backend {name} does not serve {case.id}",
-                field=refused.field,
-                got=refused.got,
-                allowed=refused.allowed,
-            )
+            raise BackendUnsupportedError.of(refused, f"backend {name} does not serve {case.id}")
     context = Context(case, Instance(place))
     try:
         with torch.inference_mode():
             scene = context.scene()
             return scene, run_step(context, scene)
     except Refused as refused:
-        raise BackendUnsupportedError(
-            f"backend {name} does not serve {case.id}", field=refused.field, got=refused.got, allowed=refused.allowed
-        ) from refused
+        raise BackendUnsupportedError.of(refused.refusal, f"backend {name} does not serve {case.id}") from refused
     except CheckFailure as failure:
         raise BackendError(f"backend {name} fails {case.id}: {failure}", field="backend", got=name) from failure
     except Exception as error:  # a kernel may raise anything

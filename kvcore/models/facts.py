@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
-from kvcore.errors import UnsupportedModelError
+from kvcore.errors import Refusal, UnsupportedModelError
 from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 
@@ -31,28 +31,10 @@ class CacheFacts:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why `run` cannot serve a model that `plan` can still describe.
+class LengthRefusal(Refusal):
+    """A refusal that applies only where `engine.max_model_len` is larger than `applies_above`."""
 
-    Attributes:
-        field: The field of the config, or the key, at fault.
-        got: Its value.
-        reason: What would go wrong.
-        remedy: What to do instead.
-        applies_above: It applies only where `engine.max_model_len` is larger than this; None is always.
-    """
-
-    field: str
-    got: object
-    reason: str
-    remedy: str | None = None
-    applies_above: int | None = None
-
-    def error(self, model_type: str) -> UnsupportedModelError:
-        """The typed error that `run` raises for it."""
-        return UnsupportedModelError(
-            f"run cannot serve {model_type}: {self.reason}", field=self.field, got=self.got, remedy=self.remedy
-        )
+    applies_above: int = -1
 
 
 @dataclass(frozen=True)
@@ -96,12 +78,12 @@ class ModelFacts:
 
     def refusals_for(self, max_model_len: int) -> tuple[Refusal, ...]:
         """The refusals that apply to an engine of this length limit."""
-        return tuple(r for r in self.refusals if r.applies_above is None or max_model_len > r.applies_above)
+        return tuple(r for r in self.refusals if not isinstance(r, LengthRefusal) or max_model_len > r.applies_above)
 
     def require_runnable(self, max_model_len: int) -> None:
         """Raise the first refusal that applies as `UnsupportedModelError`."""
         for refusal in self.refusals_for(max_model_len):
-            raise refusal.error(self.model_type)
+            raise UnsupportedModelError.of(refusal, f"run cannot serve {self.model_type}: {refusal.reason}")
 
     @property
     def owned(self) -> dict[CacheId, KVCacheSpec]:

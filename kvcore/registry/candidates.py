@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from kvcore.attention.query import AttentionQuery
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import KVCoreError
+from kvcore.errors import KVCoreError, Refusal
 from kvcore.registry.registry import told
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.layout import LayoutOption
@@ -38,19 +38,6 @@ class Question(NamedTuple):
     block_first_only: bool = False
 
 
-class Reason(NamedTuple):
-    """The fact at fault, its value, and what would do."""
-
-    field: str
-    got: object
-    allowed: object
-
-    def __str__(self) -> str:
-        if self.field == "unavailable":
-            return str(self.got)
-        return f"{self.field}: {self.got}" + ("" if self.allowed is None else f" (allowed: {self.allowed})")
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The answer.
@@ -66,10 +53,18 @@ class Verdict:
 
     status: Status
     missing: str | None = None
-    reason: Reason | None = None
+    reason: Refusal | None = None
     layouts: tuple[LayoutOption, ...] = ()
     by_hand_only: bool = False
     proof: str = "device"
+
+    @property
+    def why(self) -> str:
+        """The reason, for people."""
+        if self.reason is None or self.reason.field == "unavailable":
+            return str(self.reason.got) if self.reason is not None else ""
+        allowed = "" if self.reason.allowed is None else f" (allowed: {self.reason.allowed})"
+        return f"{self.reason.field}: {self.reason.got}{allowed}"
 
     @property
     def installed_here(self) -> bool:
@@ -79,7 +74,7 @@ class Verdict:
     @classmethod
     def broken(cls, reason: str, allowed: object) -> Verdict:
         """The verdict on a backend whose plugin is broken."""
-        return cls("unavailable", reason, Reason("plugin", reason, allowed))
+        return cls("unavailable", reason, Refusal("plugin", reason, allowed))
 
 
 def judge(spec: type[BackendSpec], question: Question, options: Any = None) -> Verdict:
@@ -87,7 +82,7 @@ def judge(spec: type[BackendSpec], question: Question, options: Any = None) -> V
     try:
         return _judge(spec, question, spec.Config() if options is None else options)
     except KVCoreError as error:
-        return Verdict("unsupported", None, Reason(error.field or "options", error.got, error.allowed))
+        return Verdict("unsupported", None, replace(error.refusal, field=error.field or "options"))
     except Exception as error:
         return Verdict.broken(f"the declaration of {spec.name} raised {told(error)}", "an answer")
 
@@ -99,7 +94,7 @@ def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict
     for query in question.queries:
         unsupported = unsupported or spec.unsupported(query, options)
     if unsupported is not None:
-        return Verdict("unsupported", missing, Reason(unsupported.field, unsupported.got, unsupported.allowed))
+        return Verdict("unsupported", missing, unsupported)
     layouts = list(spec.layouts(question.spec, question.device, options))
     for option in layouts:
         option.layout.check(question.spec.content)
@@ -107,26 +102,26 @@ def _judge(spec: type[BackendSpec], question: Question, options: Any) -> Verdict
     if reason is not None:
         return Verdict("unsupported", missing, reason)
     if missing is not None and not question.ignore_unavailable:
-        return Verdict("unavailable", missing, Reason("unavailable", missing, None), tuple(remaining))
+        return Verdict("unavailable", missing, Refusal("unavailable", missing, None), tuple(remaining))
     proof = spec.proof(options, question.device)
     return Verdict("usable", missing, None, tuple(remaining), by_hand_only=stand_in, proof=proof)
 
 
-def _remaining(layouts: list[LayoutOption], question: Question) -> tuple[list[LayoutOption], Reason | None]:
+def _remaining(layouts: list[LayoutOption], question: Question) -> tuple[list[LayoutOption], Refusal | None]:
     """The layouts that serve the placement and block size asked for, or why there is none."""
     if not layouts:
-        return [], Reason("content", question.spec.content.kind, "a content that it has a layout for")
+        return [], Refusal("content", question.spec.content.kind, "a content that it has a layout for")
     left = layouts
     if question.block_first_only:
         left = [o for o in layouts if o.layout.order == "block_first"]
         if not left:
             names = ", ".join(o.layout.name for o in layouts)
-            return [], Reason("cache.placement", f"packed with {names} (field-first)", "slots")
+            return [], Refusal("cache.placement", f"packed with {names} (field-first)", "slots")
     size = question.block_size
     if size is not None:
         fitting = [o for o in left if o.kernel_blocks.fit(size) is not None]
         if not fitting:
             allowed = [f"{o.layout.name}: {o.kernel_blocks}" for o in left]
-            return [], Reason("cache.block_size", size, allowed)
+            return [], Refusal("cache.block_size", size, allowed)
         left = fitting
     return left, None

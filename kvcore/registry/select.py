@@ -7,12 +7,12 @@ Every installed backend is asked about every class, and every answer is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from kvcore.attention.query import AttentionQuery
 from kvcore.attention.spec import DeviceFacts
-from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, plain
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Refusal, plain
 from kvcore.plan.groups import LayoutOffer
 from kvcore.registry.candidates import Question, Status, Verdict, judge
 from kvcore.registry.choice import BackendChoice
@@ -41,14 +41,14 @@ class Candidate:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry of `kvcore backends`."""
-        reason = self.verdict.reason
+        why = self.verdict.reason
         return {
             "name": self.name,
             "status": self.status,
             "installed_here": self.verdict.installed_here,
             "priority": self.priority,
             "proof": self.verdict.proof,
-            "reason": None if reason is None else {k: plain(v) for k, v in reason._asdict().items()},
+            "reason": why and {k: plain(getattr(why, k)) for k in ("field", "got", "allowed")},
         }
 
 
@@ -269,7 +269,7 @@ def _refusal(row: ClassChoice) -> Exception:
     usable = [c.name for c in row.candidates if c.status == "usable"]
     layers = shown(row.cache_ids)
     if row.wanted is None:
-        reasons = {c.name: str(c.verdict.reason) for c in row.candidates}
+        reasons = {c.name: c.verdict.why for c in row.candidates}
         return BackendUnsupportedError(
             f"no installed backend can serve the {row.kind} caches of {layers}: "
             + ("; ".join(f"{n}: {r}" for n, r in reasons.items()) or "none is installed"),
@@ -279,11 +279,10 @@ def _refusal(row: ClassChoice) -> Exception:
             remedy="change what the reasons name, or install another backend (see `kvcore backends`)",
         )
     mine = next(c for c in row.candidates if c.name == row.wanted)
-    reason = mine.verdict.reason
-    field, got, allowed = reason if reason is not None else (row.key, row.wanted, None)
+    refusal = mine.verdict.reason or Refusal(row.key, row.wanted)
     remedy = f"nearest usable backend: {row.key}={usable[0]}" if usable else "no installed backend can serve"
     if mine.verdict.missing is not None and not row.planned:
-        also = f"; nor could it serve: {reason}" if mine.status == "unsupported" else ""
+        also = f"; nor could it serve: {mine.verdict.why}" if mine.status == "unsupported" else ""
         return BackendUnavailableError(
             f"backend {row.wanted} is not available on this machine: {mine.verdict.missing}{also}",
             field=row.key,
@@ -291,10 +290,6 @@ def _refusal(row: ClassChoice) -> Exception:
             allowed=usable or "no other backend is usable",
             remedy=remedy,
         )
-    return BackendUnsupportedError(
-        f"backend {row.wanted} cannot serve the {row.kind} caches of {layers}",
-        field=field,
-        got=got,
-        allowed=allowed,
-        remedy=remedy,
+    return BackendUnsupportedError.of(
+        replace(refusal, remedy=remedy), f"backend {row.wanted} cannot serve the {row.kind} caches of {layers}"
     )

@@ -7,7 +7,8 @@ import torch
 
 import kvcore
 from kvcore.attention.backend import AttentionBackend
-from kvcore.attention.query import Capabilities, Unsupported
+from kvcore.attention.query import Capabilities
+from kvcore.errors import Refusal
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.spec.content import Latent
@@ -72,7 +73,7 @@ class LatentSpec(kvcore.BackendSpec):
 
     @classmethod
     def unsupported_device(cls, facts, options):
-        return None if facts.kind == "cpu" else Unsupported("device", facts.kind, "cpu")
+        return None if facts.kind == "cpu" else Refusal("device", facts.kind, "cpu")
 
     @classmethod
     def unsupported(cls, query, options):

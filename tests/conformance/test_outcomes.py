@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvcore.attention.query import Unsupported
-from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError, UnknownBackendError
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError, Refusal, UnknownBackendError
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing import all_cases, conform, run
@@ -157,7 +156,7 @@ def test_one_without_its_library():
 
 
 def test_one_without_its_device():
-    no = {"unsupported_device": classmethod(lambda cls, facts, options: Unsupported("device", facts.kind, ["npu"]))}
+    no = {"unsupported_device": classmethod(lambda cls, facts, options: Refusal("device", facts.kind, ["npu"]))}
     assert {o for o, _ in outcomes(liar(declares=no)).values()} == {"skipped"}
 
 
@@ -191,7 +190,7 @@ def test_a_feature_that_is_accepted_and_ignored():
 
 def test_a_refused_feature_that_works_is_understated():
     def unsupported(cls, query, options):
-        return Unsupported("softcap", query.softcap, "none") if query.softcap else None
+        return Refusal("softcap", query.softcap, "none") if query.softcap else None
 
     modest = liar(declares={"unsupported": classmethod(unsupported)})
     case = next(c for c in all_cases() if c.id.startswith("L2.attend.softcap=1.5"))
@@ -204,9 +203,9 @@ def test_a_refused_feature_that_works_is_understated():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda q: "no sinks here", "not None or Unsupported"),
-        (lambda q: Unsupported("", q.sinks, "none"), "names no field"),
-        (lambda q: Unsupported("sinks", q.sinks, None), "what is allowed"),
+        (lambda q: "no sinks here", "not None or Refusal"),
+        (lambda q: Refusal("", q.sinks, "none"), "names no field"),
+        (lambda q: Refusal("sinks", q.sinks, None), "what is allowed"),
     ],
 )
 def test_a_refusal_that_says_too_little(answer, words):
@@ -245,7 +244,7 @@ def test_stand_ins_are_switched_on_and_marked(order, proof, proven):
 
     def unsupported_device(cls, facts, options):
         ready = facts.kind == "cuda" or options.interpret or options.emulate
-        return None if ready else Unsupported("device", facts.kind, ["cuda"])
+        return None if ready else Refusal("device", facts.kind, ["cuda"])
 
     spec = liar(
         declares={

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvcore.attention.query import Unsupported
-from kvcore.errors import BackendError, BackendUnavailableError
+from kvcore.errors import BackendError, BackendUnavailableError, Refusal
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.spec.layout import KernelBlocks, LayoutOption
@@ -83,7 +82,7 @@ def test_a_backend_that_refuses_once_it_is_made():
         return TorchBackend(device)
 
     def unsupported(cls, query, options):
-        late = Unsupported("queries", query.dtype, "none any more")
+        late = Refusal("queries", query.dtype, "none any more")
         return late if made else TorchSpec.unsupported(query, options)
 
     results = run(spec_of(create=create, unsupported=unsupported), probe_refused=False)
@@ -123,8 +122,8 @@ def test_one_refused_case_is_a_profile_that_is_not_served():
 def test_an_encoder_alone_is_enough(dtype):
     def unsupported(cls, query, options):
         if query.mask.causal:
-            return Unsupported("mask", "causal", "bidirectional")
-        other = None if query.dtype == dtype else Unsupported("dtype", query.dtype, dtype)
+            return Refusal("mask", "causal", "bidirectional")
+        other = None if query.dtype == dtype else Refusal("dtype", query.dtype, dtype)
         return other or TorchSpec.unsupported(query, options)
 
     found = {r.case.id: r for r in run(spec_of(unsupported=unsupported), probe_refused=False)}
@@ -144,7 +143,7 @@ def test_it_comes_with_the_whole_catalogue_alone():
 
 def test_where_everything_is_refused_no_case_could_run():
     def unsupported(cls, query, options):
-        none = Unsupported("sinks", True, "none") if query.sinks else None
+        none = Refusal("sinks", True, "none") if query.sinks else None
         return none or TorchSpec.unsupported(query, options)
 
     modest = registry_of(spec_of("modest", unsupported=unsupported))

@@ -20,7 +20,7 @@ from kvcore.testing.report.reproducer import source
 # Right as it comes; wrong under either option. The others are wrong in their declarations.
 PACKAGE = """
 from dataclasses import dataclass
-from kvcore.attention.query import Unsupported
+from kvcore.errors import Refusal
 from kvcore_torch.spec import TorchBackendSpec, TorchOptions
 
 class Liar(TorchBackendSpec):
@@ -48,7 +48,7 @@ class Elsewhere(Liar):
 
     @classmethod
     def unsupported_device(cls, facts, options):
-        return None if options.emulate else Unsupported("device", facts.kind, ["rocm"])
+        return None if options.emulate else Refusal("device", facts.kind, ["rocm"])
 
 class Vague(Liar):
     name = "vague"

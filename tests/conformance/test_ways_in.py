@@ -83,7 +83,7 @@ def test_the_base_class(tmp_path):
 
 
 REFUSES_LATE = """
-from kvcore.attention.query import Unsupported
+from kvcore.errors import Refusal
 from kvcore.testing import BackendConformance
 from kvcore_torch.spec import TorchBackendSpec
 class Late(TorchBackendSpec):
@@ -91,7 +91,7 @@ class Late(TorchBackendSpec):
     made = False
     @classmethod
     def unsupported(cls, query, options):
-        return Unsupported('queries', query.dtype, 'none any more') if cls.made else None
+        return Refusal('queries', query.dtype, 'none any more') if cls.made else None
     @classmethod
     def create(cls, device, options):
         cls.made = True

@@ -5,9 +5,9 @@ from types import ModuleType
 
 import pytest
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Mask, Unsupported
+from kvcore.attention.query import AttentionQuery, Capabilities, Mask
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, UnknownBackendError
+from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Refusal, UnknownBackendError
 from kvcore.registry.choice import BackendChoice
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import load
@@ -52,7 +52,7 @@ def backend(called, *, rank=0, features=(), missing=None, devices=("cpu", "cuda"
         def unsupported_device(cls, facts, options):
             if facts.kind in devices or options.interpret:
                 return None
-            return Unsupported("device", facts.kind, devices)
+            return Refusal("device", facts.kind, devices)
 
         @classmethod
         def unsupported(cls, asked, options):
@@ -222,7 +222,8 @@ def test_states_have_no_backend_and_contents_without_a_layout_say_so():
     assert [o.backend for o in selection.offers.values()] == [None, None]
     first, second = selection.classes
     assert (first.kind, first.candidates) == ("state", ())
-    assert second.candidates[0].verdict.reason[:2] == ("content", "latent")
+    reason = second.candidates[0].verdict.reason
+    assert (reason.field, reason.got) == ("content", "latent")
 
 
 def test_a_hook_may_prefer_a_usable_backend_but_never_overrules_the_user():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery, Mask
-from kvcore.errors import ModelError
+from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import CacheFacts, ModelAdapter, ModelFacts, Refusal
+from kvcore.models.facts import CacheFacts, LengthRefusal, ModelAdapter, ModelFacts
 from kvcore.models.nesting import TEXT_PARTS
 from kvcore.models.rope import longest_sequence, rope_settings, rope_type
 from kvcore.models.stated_cache import quantization
@@ -210,7 +210,9 @@ def run_only_facts(fields: Fields) -> tuple[dict[str, Any], list[Refusal]]:
             found[name] = read(fields)
         except ModelError as error:
             found[name] = None
-            refusals.append(Refusal(name, error.got, f"{name} in config.json is not usable", f"give {error.allowed}"))
+            refusals.append(
+                Refusal(name, error.got, reason=f"{name} in config.json is not usable", remedy=f"give {error.allowed}")
+            )
     return found, refusals
 
 
@@ -316,17 +318,17 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
     types = {*fields.types, fields.model_type}
     towers = [t for t in ("vision_config", "audio_config", *TEXT_PARTS) if fields.outer.get(t)]
     if fields.model_type in unproven or (types & unproven and not towers):
-        yield Refusal("model_type", fields.model_type, "no test has proved its attention layers bridged yet")
+        yield Refusal("model_type", fields.model_type, reason="no test has proved its attention layers bridged yet")
     if types & remote:
         yield Refusal(
-            "model_type", fields.model_type, "transformers 5.24 has no such model; checkpoint code is not run"
+            "model_type", fields.model_type, reason="transformers 5.24 has no such model; checkpoint code is not run"
         )
     if towers:
         yield Refusal(
             towers[0],
             "present",
-            "it is multimodal; run serves text-only checkpoints",
-            "use a text-only checkpoint of the model",
+            reason="it is multimodal; run serves text-only checkpoints",
+            remedy="use a text-only checkpoint of the model",
         )
     quantized = quantization(fields)
     if quantized:
@@ -334,11 +336,11 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
         yield Refusal(
             "quantization_config",
             method,
-            "its weights are quantized and need kernels that kvcore lacks",
-            "use an unquantized (bfloat16) checkpoint, or dequantize it first",
+            reason="its weights are quantized and need kernels that kvcore lacks",
+            remedy="use an unquantized (bfloat16) checkpoint, or dequantize it first",
         )
     if fields.flag("is_encoder_decoder"):
-        yield Refusal("is_encoder_decoder", True, "it is an encoder-decoder; run serves decoders")
+        yield Refusal("is_encoder_decoder", True, reason="it is an encoder-decoder; run serves decoders")
     kind = rope_type(fields)
     if kind in ("longrope", "su", "dynamic"):
         # transformers picks the frequencies by the longest position of the whole flattened batch.
@@ -346,12 +348,14 @@ def general_refusals(fields: Fields, remote: frozenset[str], unproven: frozenset
         limit = rope.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
         if limit is None and kind == "dynamic":
             limit = fields.integer("max_position_embeddings")
-        yield Refusal(
+        reason = "its rotary frequencies depend on the longest sequence of the batch beyond the original length"
+        remedy = None if limit is None else f"set engine.max_model_len={limit} or less"
+        yield LengthRefusal(
             "rope_parameters.rope_type",
             kind,
-            "its rotary frequencies depend on the longest sequence of the batch beyond the original length",
-            None if limit is None else f"set engine.max_model_len={limit} or less",
-            applies_above=limit if isinstance(limit, int) else None,
+            reason=reason,
+            remedy=remedy,
+            applies_above=limit if isinstance(limit, int) else -1,
         )
 
 
@@ -359,11 +363,13 @@ def content_refusals(caches: Sequence[CacheFacts]) -> Iterable[Refusal]:
     """Reasons against `run` that follow from what the layers store."""
     kinds = {c.spec.content.kind for c in caches}
     if "state" in kinds:
-        yield Refusal("layer_types", "recurrent", "recurrent state is not served yet")
+        yield Refusal("layer_types", "recurrent", reason="recurrent state is not served yet")
     if "latent" in kinds:
-        yield Refusal("cache.mla", "latent", "no backend serves latent caches yet", "set cache.mla=expanded")
+        yield Refusal(
+            "cache.mla", "latent", reason="no backend serves latent caches yet", remedy="set cache.mla=expanded"
+        )
 
 
 def unreachable(model_type: str) -> Refusal:
     """The refusal of modules that compute attention without asking the attention registry."""
-    return Refusal("model_type", model_type, "its attention in transformers 5.24 ignores the attention registry")
+    return Refusal("model_type", model_type, reason="its attention in transformers 5.24 ignores the attention registry")

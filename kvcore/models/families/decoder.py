@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from kvcore.attention.query import Mask
+from kvcore.errors import Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
 from kvcore.settings.cache import CacheSettings
 
@@ -60,7 +61,7 @@ class StableLm(FullAttention):
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """The context of a step cannot reach its attention."""
         yield Refusal(
-            "model_type", "stablelm", "its modules in transformers 5.24 pass no keyword arguments to attention"
+            "model_type", "stablelm", reason="its modules in transformers 5.24 pass no keyword arguments to attention"
         )
 
 
@@ -115,7 +116,7 @@ class MiniMaxSparse(FullAttention):
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """Block-sparse attention is no mask of ours."""
-        yield Refusal("sparse_attention_config", "present", "its sparse layers choose blocks by an indexer")
+        yield Refusal("sparse_attention_config", "present", reason="its sparse layers choose blocks by an indexer")
 
     def notes(self, fields: Fields) -> Iterable[str]:
         """What is not counted."""

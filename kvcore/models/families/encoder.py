@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcore.attention.query import Mask
-from kvcore.errors import ModelError
+from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
 from kvcore.settings.cache import CacheSettings
 
@@ -41,7 +41,7 @@ class Whisper(FamilyAdapter):
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """The decoder needs an encoder's output."""
         if not fields.flag("is_encoder_decoder"):
-            yield Refusal("model_type", "whisper", "it is an encoder-decoder; run serves decoders")
+            yield Refusal("model_type", "whisper", reason="it is an encoder-decoder; run serves decoders")
 
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (Whisper,)

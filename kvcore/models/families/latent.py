@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from math import log
 from typing import ClassVar
 
-from kvcore.errors import ModelError
+from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, Indexer, LatentHeads
 from kvcore.models.rope import rope_settings, rope_type
 from kvcore.settings.cache import CacheSettings
@@ -65,7 +65,7 @@ class SparseLatent(LatentAttention):
 
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """The indexer's choice is no mask of ours."""
-        yield Refusal("index_topk", fields.get("index_topk"), "a sparse indexer chooses the tokens it reads")
+        yield Refusal("index_topk", fields.get("index_topk"), reason="a sparse indexer chooses the tokens it reads")
 
 
 def head_dim(fields: Fields) -> int:

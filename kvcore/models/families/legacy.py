@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from kvcore.errors import Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, unreachable
 from kvcore.settings.cache import CacheSettings
 
@@ -57,7 +58,7 @@ class Gpt2(FamilyAdapter):
         """One option has a code path of its own."""
         if fields.flag("reorder_and_upcast_attn"):
             yield Refusal(
-                "reorder_and_upcast_attn", True, "with this option its attention ignores the attention registry"
+                "reorder_and_upcast_attn", True, reason="with this option its attention ignores the attention registry"
             )
 
 

@@ -57,7 +57,7 @@ def bridged_table(adapters: Sequence[type[ModelAdapter]] = ()) -> list[BridgedRo
         config = {**SAMPLE, "model_type": name}
         facts = adapter().facts(config, dtype=None, cache=CacheSettings(mla="expanded"))
         compressed = adapter().facts(config, dtype=None, cache=CacheSettings(mla="latent"))
-        reasons = [r.reason for r in facts.refusals]
+        reasons = [str(r.reason) for r in facts.refusals]
         if reasons:
             rows.append(BridgedRow(name, "refused", "; ".join(reasons)))
         else:

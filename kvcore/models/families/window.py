@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from kvcore.attention.query import Mask
-from kvcore.errors import ModelError
+from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
-from kvcore.models.facts import ModelAdapter, Refusal
+from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
 from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId
@@ -180,7 +180,7 @@ class Gemma2(MixedLayers):
     def refusals(self, fields: Fields) -> Iterable[Refusal]:
         """Bidirectional variants are encoders."""
         if fields.get("use_bidirectional_attention") in (True, "all"):
-            yield Refusal("use_bidirectional_attention", True, "it attends in both directions")
+            yield Refusal("use_bidirectional_attention", True, reason="it attends in both directions")
 
 
 class Gemma3(Gemma2):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvcore.attention.query import Unsupported
-from kvcore.errors import BackendError
+from kvcore.errors import BackendError, Refusal
 from kvcore.testing.cases.outcome import CheckFailure
 from kvcore.testing.cases.refusal import raised
 
@@ -32,8 +31,8 @@ def well_formed(answer: object, what: str) -> None:
     """Raise `CheckFailure` unless `answer` is None or a complete refusal."""
     if answer is None:
         return
-    if not isinstance(answer, Unsupported):
-        raise CheckFailure(f"{what} answered {answer!r}, not None or Unsupported")
+    if not isinstance(answer, Refusal):
+        raise CheckFailure(f"{what} answered {answer!r}, not None or Refusal")
     if not isinstance(answer.field, str) or not answer.field:
         raise CheckFailure(f"{what}: the refusal names no field")
     if answer.allowed is None:

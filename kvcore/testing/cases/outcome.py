@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvcore.errors import Refusal
+
 Outcome = Literal["passed", "failed", "unsupported", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unsupported", "skipped")
 # Strongest proof first; the last two never count as proven.
@@ -27,11 +29,11 @@ class CheckFailure(Exception):
 
 
 class Refused(Exception):
-    """The backend, or the plan for it, says that it cannot serve a case: field, got, allowed."""
+    """The backend, or the plan for it, says that it cannot serve a case."""
 
     def __init__(self, field: str, got: object, allowed: object) -> None:
-        super().__init__(f"{field}={got} (allowed: {allowed})")
-        self.field, self.got, self.allowed = field, got, allowed
+        self.refusal = Refusal(field, got, allowed)
+        super().__init__(str(self.refusal))
 
 
 @dataclass(frozen=True)

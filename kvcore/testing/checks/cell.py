@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvcore.attention.query import Unsupported
+from kvcore.errors import Refusal
 from kvcore.testing.cases.answers import well_formed
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.outcome import CellResult, CheckFailure, Outcome, Refused
@@ -61,7 +61,7 @@ class Cell:
             return self.result(case, "skipped", str(missing))
         return self.result(case, "passed", None, measure.error, measure.tolerance)
 
-    def _refusal(self, case: Case) -> Unsupported | None:
+    def _refusal(self, case: Case) -> Refusal | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""
         queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
         answers = [self.place.spec.unsupported(q, self.place.options) for q in queries]
@@ -89,7 +89,7 @@ class Cell:
 
     def _refused_later(self, case: Case, refused: Refused) -> CellResult:
         """Refused by the layouts or the plan: those too must refuse where an engine asks."""
-        if refused.field in ("layouts", "block_size"):
+        if refused.refusal.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
                 seen_to_refuse(self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))

@@ -249,7 +249,7 @@ HOSTILE = (
         'if facts.kind in ("cpu", "cuda"):',
         'if facts.kind == "cpu":\n    return True\nif facts.kind:',
         "failed",
-        "answered True, not None or Unsupported",
+        "answered True, not None or Refusal",
     ),
     _hostile(
         "declaration_raises",

@@ -8,7 +8,7 @@ MUTANTS = (
         "L0",
         "a device of unknown kind is accepted",
         "spec.py",
-        'return Unsupported("device", facts.kind, ["cpu", "cuda"])',
+        'return Refusal("device", facts.kind, ["cpu", "cuda"])',
         "return None",
         cases=("devices",),
     ),
@@ -29,8 +29,8 @@ MUTANTS = (
         "L0",
         "a refusal does not say what is allowed",
         "spec.py",
-        'refused = Unsupported("quant", query.quant, [wanted])',
-        'refused = Unsupported("quant", query.quant, None)',
+        'refused = Refusal("quant", query.quant, [wanted])',
+        'refused = Refusal("quant", query.quant, None)',
         cases=("refusals",),
     ),
     Mutant(
@@ -164,7 +164,7 @@ MUTANTS = (
         "spec.py",
         "if refused is None and query.quant != wanted:",
         "if query.mask.window is None:\n"
-        '    return Unsupported("window", None, "a window")\n'
+        '    return Refusal("window", None, "a window")\n'
         "if refused is None and query.quant != wanted:",
         cases=("core_profile",),
     ),

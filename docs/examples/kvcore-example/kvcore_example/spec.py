@@ -36,13 +36,13 @@ class ExampleSpec(kv.BackendSpec):
         return None  # torch is a requirement of kvcore: nothing can be missing
 
     @classmethod
-    def unsupported_device(cls, facts: kv.DeviceFacts, options: ExampleOptions) -> kv.Unsupported | None:
-        return None if facts.kind == "cpu" else kv.Unsupported("device", facts.kind, "cpu")
+    def unsupported_device(cls, facts: kv.DeviceFacts, options: ExampleOptions) -> kv.Refusal | None:
+        return None if facts.kind == "cpu" else kv.Refusal("device", facts.kind, "cpu")
 
     @classmethod
-    def unsupported(cls, query: kv.AttentionQuery, options: ExampleOptions) -> kv.Unsupported | None:
+    def unsupported(cls, query: kv.AttentionQuery, options: ExampleOptions) -> kv.Refusal | None:
         if query.head_dim % options.x:
-            return kv.Unsupported("head_dim", query.head_dim, f"multiples of x={options.x}")
+            return kv.Refusal("head_dim", query.head_dim, f"multiples of x={options.x}")
         return CAPABILITIES.check(query)
 
     @classmethod

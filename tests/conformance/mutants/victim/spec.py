@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Capabilities, Unsupported
+from kvcore.attention.query import AttentionQuery, Capabilities
 from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.errors import Refusal
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.content import KVHeads
 from kvcore.spec.layout import KernelBlocks, LayoutOption, hnd, nhd
@@ -51,19 +52,19 @@ class ReferenceSpec(BackendSpec):
         return None  # needs torch alone
 
     @classmethod
-    def unsupported_device(cls, facts: DeviceFacts, options: Any) -> Unsupported | None:
+    def unsupported_device(cls, facts: DeviceFacts, options: Any) -> Refusal | None:
         """CPUs and CUDA devices."""
         if facts.kind in ("cpu", "cuda"):
             return None
-        return Unsupported("device", facts.kind, ["cpu", "cuda"])
+        return Refusal("device", facts.kind, ["cpu", "cuda"])
 
     @classmethod
-    def unsupported(cls, query: AttentionQuery, options: Any) -> Unsupported | None:
+    def unsupported(cls, query: AttentionQuery, options: Any) -> Refusal | None:
         """The first fact outside the table, or a granularity that its dtype does not go with."""
         refused = CAPABILITIES.check(query)
         wanted = GRANULARITY.get(query.cache_dtype)
         if refused is None and query.quant != wanted:
-            refused = Unsupported("quant", query.quant, [wanted])
+            refused = Refusal("quant", query.quant, [wanted])
         return refused
 
     @classmethod
