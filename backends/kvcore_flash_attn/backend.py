@@ -8,7 +8,7 @@ import torch
 
 from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flash_attn.library import Library, load
-from kvcore_flash_attn.spec import FlashAttnOptions
+from kvcore_flash_attn.options import FlashAttnOptions
 from kvcore_flash_attn.step import Segment, Step, plan_step
 
 

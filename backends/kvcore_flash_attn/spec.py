@@ -4,68 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
     BackendSpec,
-    ConfigError,
     DeviceFacts,
     KernelBlocks,
     KVCacheSpec,
     KVHeads,
     LayoutOption,
-    NotBuiltError,
     Refusal,
     nhd,
 )
-from kvcore_flash_attn.variants import ELSEWHERE, PLANNED, VARIANTS, Variant
-
-if TYPE_CHECKING:
-    from kvcore.backend import AttentionBackend
+from kvcore_flash_attn.options import FlashAttnOptions
+from kvcore_flash_attn.variants import ELSEWHERE, VARIANTS, Variant
 
 INSTALL = "pip install --no-build-isolation flash-attn==2.8.3.post2"
 # With this variable set, flash_attn runs AMD kernels that take a block table and ignore it.
 AMD_SWITCH = "FLASH_ATTENTION_TRITON_AMD_ENABLE"
 
 
-@dataclass(frozen=True)
-class FlashAttnOptions:
-    """Options of the FlashAttention backend.
-
-    Attributes:
-        variant: Generation of the library; ``fa2`` is the one that is built.
-        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
-    """
-
-    variant: str = "fa2"
-    emulate: bool = False
-
-    def __post_init__(self) -> None:
-        if self.variant in PLANNED:
-            raise NotBuiltError(
-                f"{PLANNED[self.variant]} is another package and not built yet",
-                field="backends.flash_attn.variant",
-                got=self.variant,
-                allowed=list(VARIANTS),
-                remedy="use backends.flash_attn.variant=fa2",
-            )
-        if self.variant not in VARIANTS:
-            raise ConfigError(
-                "unknown variant of FlashAttention",
-                field="backends.flash_attn.variant",
-                got=self.variant,
-                allowed=list(VARIANTS),
-            )
-
-
 class FlashAttnBackendSpec(BackendSpec):
     """FlashAttention over pages of 256 tokens: half precision, no sinks, no fp8, K and V of one dim."""
 
     name = "flash_attn"
+    backend = "kvcore_flash_attn.backend:make_backend"
     priority: ClassVar[Mapping[str, int]] = {"cuda": 90}
     Config = FlashAttnOptions
     stand_ins: ClassVar[Mapping[str, str]] = {"emulate": "emulated"}
@@ -121,17 +88,6 @@ class FlashAttnBackendSpec(BackendSpec):
         blocks = KernelBlocks(multiple_of=VARIANTS[options.variant].page_step)
         found = (nhd(content), nhd(content, name="kv_first", order="field_first"))
         return [LayoutOption(layout, blocks) for layout in found]
-
-    @classmethod
-    def create(cls, device: str, options: Any) -> AttentionBackend:
-        """The backend itself; imports flash_attn and checks the keywords that are passed to it.
-
-        Raises:
-            BackendUnavailableError: The library is missing, or takes other keywords.
-        """
-        from kvcore_flash_attn.backend import make_backend
-
-        return make_backend(device, options)
 
 
 def _wrong_package(variant: Variant) -> str | None:

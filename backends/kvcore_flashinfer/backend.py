@@ -9,8 +9,8 @@ import torch
 
 from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flashinfer.library import Library, load
+from kvcore_flashinfer.options import FlashInferOptions
 from kvcore_flashinfer.quant import Scales, encode
-from kvcore_flashinfer.spec import FlashInferOptions
 from kvcore_flashinfer.step import Part, Planner, Step
 
 LN_2 = math.log(2.0)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
     BackendSpec,
     Capabilities,
-    ConfigError,
     DeviceFacts,
     KernelBlocks,
     KVCacheSpec,
@@ -22,9 +21,7 @@ from kvcore.backend import (
     hnd,
     nhd,
 )
-
-if TYPE_CHECKING:
-    from kvcore.backend import AttentionBackend
+from kvcore_flashinfer.options import CUDA_CORE_GROUPS, FP8, PAGE_SIZES, FlashInferOptions
 
 DISTRIBUTION = "flashinfer-python"
 INSTALL = f"pip install {DISTRIBUTION}==0.6.13"
@@ -32,14 +29,7 @@ INSTALL = f"pip install {DISTRIBUTION}==0.6.13"
 VERSIONS = ((0, 6, 13), (0, 8))
 BROKEN = ((0, 7, 0),)
 LOWEST_CAPABILITY = (7, 5)
-PAGE_SIZES = (16, 32, 64)
 HALVES = ("float16", "bfloat16")
-FP8 = ("fp8_e4m3", "fp8_e5m2")
-# Query heads a KV head for which the CUDA-core decode kernel is compiled (DISPATCH_GQA_GROUP_SIZE).
-CUDA_CORE_GROUPS = (1, 2, 3, 4, 8)
-LAYOUTS = ("auto", "nhd", "hnd")
-DECODES = ("auto", "cuda_cores", "tensor_cores")
-LEAST_WORKSPACE = 1 << 20
 
 CAPABILITIES = Capabilities(
     contents=("kv",),
@@ -57,46 +47,11 @@ ELSEWHERE: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class FlashInferOptions:
-    """Options of the FlashInfer backend.
-
-    Attributes:
-        layout: ``nhd``, ``hnd``, or ``auto``: nhd, else hnd.
-        decode: Kernels for one query a sequence: ``cuda_cores``, ``tensor_cores``, or ``auto``: tensor cores
-            for fp8 caches and from 4 query heads a KV head on, and where CUDA cores have no kernel.
-        workspace_bytes: Scratch memory for split keys, shared by all layers; zeroed once.
-        emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
-    """
-
-    layout: str = "auto"
-    decode: str = "auto"
-    workspace_bytes: int = 128 << 20
-    emulate: bool = False
-
-    def __post_init__(self) -> None:
-        for name, allowed in (("layout", LAYOUTS), ("decode", DECODES)):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"unknown {name} of the FlashInfer backend",
-                    field=f"backends.flashinfer.{name}",
-                    got=getattr(self, name),
-                    allowed=allowed,
-                )
-        size = self.workspace_bytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < LEAST_WORKSPACE:
-            raise ConfigError(
-                "the workspace is too small",
-                field="backends.flashinfer.workspace_bytes",
-                got=size,
-                allowed=f">= {LEAST_WORKSPACE}",
-            )
-
-
 class FlashInferBackendSpec(BackendSpec):
     """FlashInfer's paged decode and prefill wrappers: half precision, fp8 caches with a scale a tensor."""
 
     name = "flashinfer"
+    backend = "kvcore_flashinfer.backend:make_backend"
     priority: ClassVar[Mapping[str, int]] = {"cuda": 80}
     Config = FlashInferOptions
     stand_ins: ClassVar[Mapping[str, str]] = {"emulate": "emulated"}
@@ -155,22 +110,3 @@ class FlashInferBackendSpec(BackendSpec):
             return ()
         found = [layout for layout in (nhd(content), hnd(content)) if options.layout in ("auto", layout.name)]
         return [LayoutOption(layout, KernelBlocks(sizes=PAGE_SIZES)) for layout in found]
-
-    @classmethod
-    def create(cls, device: str, options: Any) -> AttentionBackend:
-        """The backend itself; imports flashinfer and checks the keywords that are passed to it.
-
-        Raises:
-            BackendUnavailableError: The library is missing, or takes other keywords.
-        """
-        from kvcore_flashinfer.backend import make_backend
-
-        return make_backend(device, options)
-
-
-def use_tensor_cores(query: AttentionQuery, options: FlashInferOptions) -> bool:
-    """Whether decode goes through the tensor-core kernels."""
-    if options.decode != "auto":
-        return options.decode == "tensor_cores"
-    few = query.group_size in CUDA_CORE_GROUPS and query.group_size < 4
-    return not few or query.cache_dtype in FP8

@@ -23,7 +23,7 @@ from kvcore.backend import (
     torch_dtype,
 )
 from kvcore_flashinfer.library import Library
-from kvcore_flashinfer.spec import PAGE_SIZES, FlashInferOptions, use_tensor_cores
+from kvcore_flashinfer.options import PAGE_SIZES, FlashInferOptions, use_tensor_cores
 from kvcore_flashinfer.tables import PageTable, page_table
 
 ORDERS: dict[tuple[str, ...], str] = {("token", "head", "dim"): "NHD", ("head", "token", "dim"): "HND"}

@@ -17,6 +17,7 @@ from kvcore.backend import (
 )
 from kvcore_torch.attention import attend_tile
 from kvcore_torch.gather import gather
+from kvcore_torch.options import TorchOptions
 from kvcore_torch.quant import as_bytes, decode, encode, scale_field
 from kvcore_torch.step import Sequence, StepPlan, plan_step
 
@@ -28,7 +29,7 @@ class TorchBackend(AttentionBackend):
     that its queries can see. Sums are float32, or float64 where queries or cache are float64.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, options: TorchOptions) -> None:
         self.device = torch.device(device)
 
     def prepare(self, batch: Batch, group: AttentionGroup) -> StepPlan:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
     BackendSpec,
     BackendUnsupportedError,
     Capabilities,
-    ConfigError,
     DeviceFacts,
     KernelBlocks,
     KVCacheSpec,
@@ -23,13 +21,10 @@ from kvcore.backend import (
     hnd,
     nhd,
 )
-
-if TYPE_CHECKING:
-    from kvcore.backend import AttentionBackend
+from kvcore_torch.options import TorchOptions
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 QUANTIZED = ("int8", "fp8_e4m3", "fp8_e5m2")
-LAYOUTS = ("auto", "kv_first", "hnd")
 
 CAPABILITIES = Capabilities(
     contents=("kv",),
@@ -41,37 +36,11 @@ CAPABILITIES = Capabilities(
 )
 
 
-@dataclass(frozen=True)
-class TorchOptions:
-    """Options of the torch backend.
-
-    Attributes:
-        layout: ``hnd`` (head, token, dim), ``kv_first`` [2, N, P, K, D], or ``auto``: hnd, else kv_first.
-        kernel_block_size: Tokens of a kernel block; None works in the manager's blocks as they are.
-    """
-
-    layout: str = "auto"
-    kernel_block_size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise ConfigError(
-                "unknown layout of the torch backend", field="backends.torch.layout", got=self.layout, allowed=LAYOUTS
-            )
-        size = self.kernel_block_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(
-                "a kernel block has at least one token",
-                field="backends.torch.kernel_block_size",
-                got=size,
-                allowed=">= 1, or null",
-            )
-
-
 class TorchBackendSpec(BackendSpec):
     """Every softmax-attention feature of the contract in plain torch operations, on CPU and CUDA."""
 
     name = "torch"
+    backend = "kvcore_torch.backend:TorchBackend"
     priority: ClassVar[Mapping[str, int]] = {"cpu": 100, "cuda": 10}
     Config = TorchOptions
     # The same shapes run through the same operations in the same order. Not batch-invariant: a matrix
@@ -129,13 +98,6 @@ class TorchBackendSpec(BackendSpec):
         size = options.kernel_block_size
         blocks = KernelBlocks(multiple_of=1) if size is None else KernelBlocks(sizes=(size,))
         return [LayoutOption(layout, blocks) for layout in found]
-
-    @classmethod
-    def create(cls, device: str, options: Any) -> AttentionBackend:
-        """The backend on a torch device."""
-        from kvcore_torch.backend import TorchBackend
-
-        return TorchBackend(device)
 
 
 def _kv_first_problem(content: KVHeads) -> str | None:

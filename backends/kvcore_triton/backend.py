@@ -32,7 +32,7 @@ from kvcore_triton.arguments import (
 )
 from kvcore_triton.kernels.attention import attend_tiles, merge_parts
 from kvcore_triton.kernels.write import write_step
-from kvcore_triton.spec import TritonOptions
+from kvcore_triton.options import TritonOptions
 from kvcore_triton.step import Pass, StepBuffers, StepPlan, most_parts, tallest
 from kvcore_triton.targets import Target, compile_options, target_of
 from kvcore_triton.work import interval

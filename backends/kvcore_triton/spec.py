@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
     BackendSpec,
-    BackendUnavailableError,
     BackendUnsupportedError,
     Capabilities,
-    ConfigError,
     DeviceFacts,
     KernelBlocks,
     KVCacheSpec,
@@ -23,10 +20,8 @@ from kvcore.backend import (
     hnd,
     nhd,
 )
+from kvcore_triton.options import TritonOptions
 from kvcore_triton.targets import target_of
-
-if TYPE_CHECKING:
-    from kvcore.backend import AttentionBackend
 
 LOWEST_CAPABILITY = (8, 0)
 ROCM_ARCHS = ("gfx942", "gfx950", "gfx1100")
@@ -44,50 +39,11 @@ CAPABILITIES = Capabilities(
 )
 
 
-@dataclass(frozen=True)
-class TritonOptions:
-    """Options of the Triton backend; 0 takes the value of the device's table.
-
-    Attributes:
-        interpret: Run the kernels in Triton's interpreter, on a CPU; slow, for finding faults.
-        num_splits: Programs that share the keys of one tile of queries.
-        block_m: Query rows of a tile, a power of 2 from 16.
-        block_n: Keys of one iteration, a power of 2 from 16.
-        num_warps: Warps of a program, a power of 2.
-        num_stages: Stages of the software pipeline.
-    """
-
-    interpret: bool = False
-    num_splits: int = 0
-    block_m: int = 0
-    block_n: int = 0
-    num_warps: int = 0
-    num_stages: int = 0
-
-    def __post_init__(self) -> None:
-        power = "0, or a power of 2"
-        _check("num_splits", self.num_splits, 1, 1024, False, "0 to 1024")
-        _check("block_m", self.block_m, 16, 256, True, f"{power} from 16 to 256")
-        _check("block_n", self.block_n, 16, 256, True, f"{power} from 16 to 256")
-        _check("num_warps", self.num_warps, 1, 32, True, f"{power} up to 32")
-        _check("num_stages", self.num_stages, 1, 8, False, "0 to 8")
-
-
-def _check(name: str, value: object, low: int, high: int, power: bool, allowed: str) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool) and (value == 0 or low <= value <= high)
-    if not good or (power and isinstance(value, int) and value & (value - 1)):
-        raise ConfigError(
-            f"{name} of the Triton backend cannot be {value!r}",
-            field=f"backends.triton.{name}",
-            got=value,
-            allowed=allowed,
-        )
-
-
 class TritonBackendSpec(BackendSpec):
     """Triton kernels for every feature of the contract, quantized caches included."""
 
     name = "triton"
+    backend = "kvcore_triton.backend:TritonBackend"
     priority: ClassVar[Mapping[str, int]] = {"cuda": 70, "rocm": 70}
     Config = TritonOptions
     deterministic = True
@@ -158,13 +114,3 @@ class TritonBackendSpec(BackendSpec):
         if content.head_dim == content.v_dim and len(content.fields()) == 2:
             found.append(nhd(content, name="kv_first", order="field_first"))
         return [LayoutOption(layout, KernelBlocks(multiple_of=16)) for layout in found]
-
-    @classmethod
-    def create(cls, device: str, options: Any) -> AttentionBackend:
-        """The backend on a torch device."""
-        problem = cls.unavailable(options)
-        if problem is not None:
-            raise BackendUnavailableError(problem, field="backend", got="triton", remedy="install the extra")
-        from kvcore_triton.backend import TritonBackend
-
-        return TritonBackend(device, options)

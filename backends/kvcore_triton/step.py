@@ -10,7 +10,7 @@ import torch
 
 from kvcore.backend import AttentionGroup, AttentionQuery, Batch, GroupBatch, StagingBuffer
 from kvcore_triton.arguments import head_first
-from kvcore_triton.spec import TritonOptions
+from kvcore_triton.options import TritonOptions
 from kvcore_triton.targets import Target, Tile, tile
 from kvcore_triton.work import ITEM_COLUMNS, MERGE_COLUMNS, Splits, Work, list_work
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
-from kvcore.errors import Refusal
+from kvcore.errors import PluginError, Refusal
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.layout import LayoutOption
 
@@ -54,6 +55,8 @@ class BackendSpec(ABC):
 
     Attributes:
         name: Unique, lower case; also the name of its options, ``backends.<name>``.
+        backend: What makes the backend, as ``"module:name"``: a class or function called with (device, options).
+            Named, not imported, so that the declaration stays light.
         api_version: Contract version; another than this core's is refused with both numbers.
         priority: Rank for ``backend=auto``, higher first, by device class (``cuda``, ``cuda:sm9x``,
             ``cuda:sm90``, ``rocm:gfx942``) or ``<device class>/<cache kind>``; the narrowest wins, and
@@ -71,6 +74,7 @@ class BackendSpec(ABC):
     """
 
     name: ClassVar[str]
+    backend: ClassVar[str] = ""
     api_version: ClassVar[int] = API_VERSION
     priority: ClassVar[Mapping[str, int]] = {}
     Config: ClassVar[type] = NoOptions
@@ -102,9 +106,19 @@ class BackendSpec(ABC):
         """Layouts for a cache, in order of preference; empty when there is none for its content."""
 
     @classmethod
-    @abstractmethod
     def create(cls, device: str, options: Any) -> AttentionBackend:
-        """The backend itself on a torch device; imports the library."""
+        """The backend itself on a torch device; imports the library. By default what `backend` names is called."""
+        module, _, name = cls.backend.partition(":")
+        if not name:
+            raise PluginError(
+                f"the declaration of {cls.name} does not say what makes the backend",
+                field="backend",
+                got=cls.backend,
+                allowed="module:name",
+                remedy="set `backend` on the declaration, or override `create`",
+            )
+        made: AttentionBackend = getattr(import_module(module), name)(device, options)
+        return made
 
     @classmethod
     def proof(cls, options: Any, facts: DeviceFacts) -> str:

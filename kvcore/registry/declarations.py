@@ -23,9 +23,11 @@ def backend_problem(declared: object) -> str | None:
     name = getattr(declared, "name", None)
     if not isinstance(name, str) or not NAME.fullmatch(name) or name == "auto":
         return f"backend name {name!r} must be lower case: a letter, then letters, digits or _, and not 'auto'"
-    if isabstract(declared):
-        missing = ", ".join(sorted(declared.__abstractmethods__))
-        return f"backend {name} does not define: {missing}"
+    missing = {*declared.__abstractmethods__} if isabstract(declared) else set()
+    if declared.create.__func__ is BackendSpec.create.__func__ and ":" not in declared.backend:  # type: ignore[attr-defined]
+        missing.add("backend, as module:name")
+    if missing:
+        return f"backend {name} does not define: {', '.join(sorted(missing))}"
     ranks = declared.priority
     if not isinstance(ranks, Mapping) or not all(isinstance(rank, int) for rank in ranks.values()):
         return f"backend {name}: priority is {ranks!r}, allowed: a whole number for each device class"

@@ -10,8 +10,8 @@ import torch
 
 from kvcore.attention.backend import AttentionBackend
 from kvcore.attention.batch import Batch
-from kvcore.attention.batch_builder import BatchBuilder
 from kvcore.errors import IntegrityError
+from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.memory.staging import uploaded
 from kvcore.models.transformers_bridge import TransformersModel

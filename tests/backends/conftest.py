@@ -16,10 +16,10 @@ import torch
 from kvcore_torch.spec import TorchBackendSpec, TorchOptions
 
 from kvcore.attention.backend import AttentionGroup, AttentionLayer
-from kvcore.attention.batch_builder import BatchBuilder
 from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.attention.spec import DeviceFacts
 from kvcore.memory.arena import Arena
+from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.memory.poison import fill_poison
 from kvcore.memory.views import field_tensors

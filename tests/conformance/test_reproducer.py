@@ -124,7 +124,7 @@ def test_stand_ins_are_in_it(liars, capsys):
 def test_an_installed_backend_goes_by_its_name():
     case = Case("L2.attend.base.mixed", "L2", "attend", seqs=(Seq(0, 3),))
     text = source(CellResult(case, "triton", "failed", "interpreter"), facts=DeviceFacts("cpu"))
-    assert "from kvcore_triton.spec import TritonOptions" in text
+    assert "from kvcore_triton.options import TritonOptions" in text
     assert "run('triton', " in text
     assert "options=TritonOptions(interpret=True), facts=DeviceFacts(kind='cpu')" in text
 

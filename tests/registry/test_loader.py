@@ -120,7 +120,7 @@ def test_another_contract_version_is_refused_with_both_numbers():
         (variant(name="auto"), "not 'auto'"),
         (variant(name="x", Config=int), "not a dataclass"),
         (variant(name="x", max_offset_bits=40), "31 or 63"),
-        (type("Half", (BackendSpec,), {"name": "half"}), "does not define: create, layouts"),
+        (type("Half", (BackendSpec,), {"name": "half"}), "does not define: backend, as module:name, layouts"),
         (FineSpec(), "not a subclass"),
         (dict, "not a subclass"),
     ],

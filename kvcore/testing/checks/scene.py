@@ -16,9 +16,9 @@ import torch
 
 from kvcore.attention.backend import AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch
-from kvcore.attention.batch_builder import BatchBuilder
 from kvcore.attention.query import AttentionQuery
 from kvcore.memory.arena import Arena
+from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.memory.views import field_tensors

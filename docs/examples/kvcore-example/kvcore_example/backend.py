@@ -20,8 +20,8 @@ class Step(NamedTuple):
 class ExampleBackend(kv.AttentionBackend):
     """Reads keys through the block table and lets torch do the rest."""
 
-    def __init__(self, x: int) -> None:
-        self.x = x
+    def __init__(self, device, options) -> None:
+        self.x = options.x
 
     def prepare(self, batch: kv.Batch, group: kv.AttentionGroup) -> Step:
         return Step(batch, batch.groups[group.kv_group])

@@ -26,6 +26,7 @@ class ExampleSpec(kv.BackendSpec):
     """Causal float32 attention, with and without a window, on x-packed keys."""
 
     name = "example"
+    backend = "kvcore_example.backend:ExampleBackend"  # named, not imported: it loads torch
     priority = {"cpu": 1}
     Config = ExampleOptions
     reads_unwritten_slots = False  # we mask before we multiply
@@ -59,9 +60,3 @@ class ExampleSpec(kv.BackendSpec):
                 axes = [axes[0], split, kv.Axis(kv.TOKEN, None), kv.Axis("dim", options.x)]
             fields.append(kv.LayoutField(f.name, tuple(axes), f.dtype))
         return (kv.LayoutOption(kv.PageLayout("x_packed", tuple(fields)), kv.KernelBlocks(multiple_of=8)),)
-
-    @classmethod
-    def create(cls, device: str, options: ExampleOptions):
-        from kvcore_example.backend import ExampleBackend  # only now may torch be imported
-
-        return ExampleBackend(options.x)

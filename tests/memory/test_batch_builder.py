@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcore.attention.batch_builder import BatchBuilder
 from kvcore.errors import CapacityError, ConfigError, IntegrityError, NotBuiltError
+from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.plan.capacity import Limits
 from kvcore.plan.groups import LayoutOffer
