@@ -48,8 +48,8 @@ def support(docs: Path) -> str:
 def column(name: str) -> dict[str, str]:
     """What one backend says to every feature, on the machine where the docs are built."""
     spec = installed().backends[name]
-    place, _ = switch_on(spec, spec.Config(), here())
-    base = find_base(place)
+    target, _ = switch_on(spec, spec.Config(), here())
+    base = find_base(target)
     cases = {feature: _case(feature, base, dict(changes)) for feature, changes in FEATURES.items()}
     found = {r.case.id: r for r in run(name, list(cases.values()), probe_refused=False)}
     return {feature: _cell(found[case.id]) for feature, case in cases.items()}

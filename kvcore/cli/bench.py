@@ -66,8 +66,8 @@ def execute(job: Job[Keys]) -> Result:
         from kvcore.testing.bench.rows import attention_row, large_shapes, small_shapes, table, write_row
         from kvcore.testing.bench.timing import copy_bandwidth
 
-        place = _place(job, facts)
-        device = place.device
+        target = _target(job, facts)
+        device = target.device
         bandwidth = copy_bandwidth(device, 1 << (30 if device == "cuda" else 27))
         dtype = config.model.dtype if config.model.dtype != "auto" else _dtype(device)
         shapes = (large_shapes if device == "cuda" else small_shapes)(what, dtype)
@@ -75,12 +75,12 @@ def execute(job: Job[Keys]) -> Result:
         rows: list[dict[str, Any]] = []
         for i, shape in enumerate(shapes):
             display.stage(f"{what} {i + 1} of {len(shapes)}")
-            if place.spec.unsupported(shape.attention_query(), place.options) is None:
-                rows.append(measure(shape, place, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"]))
+            if target.spec.unsupported(shape.attention_query(), target.options) is None:
+                rows.append(measure(shape, target, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"]))
     document = {
         "what": what,
         "device": facts.name or facts.kind,
-        "proof": place.spec.proof(place.options, facts),
+        "proof": target.spec.proof(target.options, facts),
         "copy_gb_per_s": bandwidth / 1e9,
         "rows": rows,
     }
@@ -92,10 +92,10 @@ def _dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def _place(job: Job[Keys], facts: Any) -> Any:
+def _target(job: Job[Keys], facts: Any) -> Any:
     """The backend asked for; `auto` takes the first by priority that runs here without a stand-in."""
     from kvcore.testing.cases.base import switch_on
-    from kvcore.testing.cases.planning import Place
+    from kvcore.testing.cases.planning import Target
 
     config, registry = job.composed.config, job.registry
     names = [config.backend]
@@ -105,11 +105,11 @@ def _place(job: Job[Keys], facts: Any) -> Any:
     reasons: dict[str, str] = {}
     for name in names:
         spec = registry.backend(name)
-        place: Place
-        place, missing = switch_on(spec, config.backends.get(name, spec.Config()), facts)
-        chosen = place.options == config.backends.get(name, spec.Config())
+        target: Target
+        target, missing = switch_on(spec, config.backends.get(name, spec.Config()), facts)
+        chosen = target.options == config.backends.get(name, spec.Config())
         if missing is None and (chosen or config.backend != "auto"):
-            return place
+            return target
         reasons[name] = missing or "only with a stand-in for the device"
     raise BackendUnsupportedError(
         "no backend can be measured here",

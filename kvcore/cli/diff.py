@@ -72,7 +72,7 @@ def execute(job: Job[Keys]) -> Result:
 
         facts = device_of(job.composed, present=True)
         specs = [job.registry.backend(name) for name in (a, b)]
-        parting = diff_case(what, specs, config.backends, facts)
+        divergence = diff_case(what, specs, config.backends, facts)
     else:
         prompts = gather(job.prompts, config.prompts)
         with Display() as display:
@@ -81,19 +81,19 @@ def execute(job: Job[Keys]) -> Result:
             from kvcore.diff.model import diff_model  # late: loads torch
 
             job.registry.configure(config.plugins)
-            parting = diff_model(
+            divergence = diff_model(
                 built.settings, (a, b), job.registry, prompts, config.sampling, chat=built.chat, progress=display.stage
             )
         what = f"{built.model}, {len(prompts)} prompts"
-    document = {"a": a, "b": b, "what": what, **parting.as_dict()}
-    largest = f"{parting.compared} outputs compared, largest difference {parting.max_abs_error:.3g}"
-    if parting.first is None:
+    document = {"a": a, "b": b, "what": what, **divergence.as_dict()}
+    largest = f"{divergence.compared} outputs compared, largest difference {divergence.max_abs_error:.3g}"
+    if divergence.first is None:
         return Result(document, f"{a} and {b} agree on {what}: {largest}", DONE)
-    at = parting.first
+    at = divergence.first
     text = (
         f"{a} and {b} part on {what}, first at layer {at.layer}, token {at.token}, head {at.head} "
-        f"(sequence {at.sequence}, step {at.step}): by {parting.first_error:.3g}, "
-        f"tolerance {parting.first_tolerance:.3g}; {largest}"
+        f"(sequence {at.sequence}, step {at.step}): by {divergence.first_error:.3g}, "
+        f"tolerance {divergence.first_tolerance:.3g}; {largest}"
     )
     return Result(document, text, NO)
 

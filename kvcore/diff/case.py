@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.diff.divergence import Parting
-from kvcore.diff.divergence import Place as Row
+from kvcore.diff.divergence import Divergence, OutputRow
 from kvcore.errors import BackendError, BackendUnavailableError, BackendUnsupportedError, ConfigError
+from kvcore.testing.cases.answers import raised
 from kvcore.testing.cases.base import find_base, here, switch_on
 from kvcore.testing.cases.case import Base, Case
 from kvcore.testing.cases.catalogue import all_cases
 from kvcore.testing.cases.outcome import CheckFailure, Refused
-from kvcore.testing.cases.planning import Place
-from kvcore.testing.cases.refusal import raised
+from kvcore.testing.cases.planning import Target
 from kvcore.testing.checks.attend import Result, run_step
 from kvcore.testing.checks.context import Context, Instance
 from kvcore.testing.checks.scene import Scene
@@ -27,7 +26,7 @@ from kvcore.testing.oracle.tolerance import output_tolerance
 
 def diff_case(
     case_id: str, specs: Sequence[type[BackendSpec]], options: Mapping[str, Any], facts: DeviceFacts | None = None
-) -> Parting:
+) -> Divergence:
     """Where two backends part on one step of the kit.
 
     Both may err by the kit's tolerance, so the sum of two is allowed between them.
@@ -43,38 +42,38 @@ def diff_case(
         BackendError: One of them cannot serve the case, cannot run here, or fails in it.
     """
     device = facts or here()
-    places = [_place(spec, options, device) for spec in specs]
-    case = _case(case_id, _common_base(places))
-    (scene, first), (_, second) = (_run(case, place) for place in places)
-    parting = Parting()
+    targets = [_target(spec, options, device) for spec in specs]
+    case = _case(case_id, _common_base(targets))
+    (scene, first), (_, second) = (_run(case, target) for target in targets)
+    divergence = Divergence()
     rows = [(s, seq.computed + i) for s, seq in enumerate(case.seqs) for i in range(seq.scheduled)]
     for layer, a, b in zip(scene.layers, first, second, strict=True):
         q = layer.query
         tolerance = 2 * output_tolerance(scene.answer(layer), q.dtype, q.head_dim, case.longest)
 
-        def place(row: int, head: int, number: int = layer.layer.cache_id.layer) -> Row:
-            return Row(number, rows[row][1], head, rows[row][0], 1)
+        def locate(row: int, head: int, number: int = layer.layer.cache_id.layer) -> OutputRow:
+            return OutputRow(number, rows[row][1], head, rows[row][0], 1)
 
-        parting.take(_array(a.out), _array(b.out), tolerance, place)
-    return parting
+        divergence.take(_array(a.out), _array(b.out), tolerance, locate)
+    return divergence
 
 
 def _array(out: torch.Tensor) -> Array:
     return out.double().cpu().numpy()
 
 
-def _place(spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts) -> Place:
-    place, missing = switch_on(spec, options.get(spec.name, spec.Config()), device)
+def _target(spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts) -> Target:
+    target, missing = switch_on(spec, options.get(spec.name, spec.Config()), device)
     if missing is not None:
         raise BackendUnavailableError(
             f"backend {spec.name} cannot run on this machine: {missing}", field="backend", got=spec.name
         )
-    return place
+    return target
 
 
-def _common_base(places: Sequence[Place]) -> Base:
+def _common_base(targets: Sequence[Target]) -> Base:
     """The plainest problem of the first, in blocks that are large enough for both."""
-    bases = [find_base(place) for place in places]
+    bases = [find_base(target) for target in targets]
     return bases[0]._replace(block_size=max(b.block_size for b in bases))
 
 
@@ -92,14 +91,14 @@ def _case(case_id: str, base: Base) -> Case:
     return known[case_id]
 
 
-def _run(case: Case, place: Place) -> tuple[Scene, list[Result]]:
-    name = place.spec.name
+def _run(case: Case, target: Target) -> tuple[Scene, list[Result]]:
+    name = target.spec.name
     queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
     for query in queries:
-        refused = place.spec.unsupported(query, place.options)
+        refused = target.spec.unsupported(query, target.options)
         if refused is not None:
             raise BackendUnsupportedError.of(refused, f"backend {name} does not serve {case.id}")
-    context = Context(case, Instance(place))
+    context = Context(case, Instance(target))
     try:
         with torch.inference_mode():
             scene = context.scene()

@@ -1,4 +1,4 @@
-"""`Parting`: where the outputs of two backends on the same cache content part first, and by how much."""
+"""`Divergence`: where the outputs of two backends on the same cache content part first, and by how much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from kvcore.testing.oracle.attention import Array
 
 
-class Place(NamedTuple):
+class OutputRow(NamedTuple):
     """An output row.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Parting:
+class Divergence:
     """Compares outputs as they come, step by step and layer by layer.
 
     Attributes:
@@ -41,7 +41,7 @@ class Parting:
         compared: Elements compared.
     """
 
-    first: Place | None = None
+    first: OutputRow | None = None
     first_error: float = 0.0
     first_tolerance: float = 0.0
     max_abs_error: float = 0.0
@@ -52,14 +52,14 @@ class Parting:
         """Whether nothing lay beyond the tolerance."""
         return self.first is None
 
-    def take(self, a_THV: Array, b_THV: Array, tolerance_THV: Array, place: Callable[[int, int], Place]) -> None:
+    def take(self, a_THV: Array, b_THV: Array, tolerance_THV: Array, locate: Callable[[int, int], OutputRow]) -> None:
         """Compare one layer of one step.
 
         Args:
             a_THV: Outputs of one backend.
             b_THV: Outputs of the other.
             tolerance_THV: How far they may lie apart.
-            place: From a row of the batch and a head to where that is.
+            locate: From a row of the batch and a head to where that is.
         """
         with np.errstate(invalid="ignore"):
             same = (a_THV == b_THV) | (np.isnan(a_THV) & np.isnan(b_THV))
@@ -73,7 +73,7 @@ class Parting:
         if len(rows):
             row, head = int(rows[0]), int(heads[0])
             worst = int(np.argmax(error[row, head]))
-            self.first = place(row, head)
+            self.first = locate(row, head)
             self.first_error = float(error[row, head, worst])
             self.first_tolerance = float(tolerance_THV[row, head, worst])
 

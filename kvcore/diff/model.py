@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 
-from kvcore.diff.divergence import Parting
+from kvcore.diff.divergence import Divergence
 from kvcore.diff.shadow import add_shadow
 from kvcore.engine.core import Announce
 from kvcore.engine.llm import LLM
@@ -27,7 +27,7 @@ def diff_model(
     *,
     chat: bool = False,
     progress: Announce | None = None,
-) -> Parting:
+) -> Divergence:
     """Answer prompts with the first backend, and put every layer of every step through the second as well.
 
     Args:
@@ -52,7 +52,7 @@ def diff_model(
     plan, _ = prepare_plan(sides[1], registry, purpose="run")
     plan.require_fit()
     numbers = {f"p{i}": i for i in range(len(prompts))}
-    parting = add_shadow(executor.worker, plan.configs[0], lambda name: numbers[name.partition("#")[0]])
+    divergence = add_shadow(executor.worker, plan.configs[0], lambda name: numbers[name.partition("#")[0]])
     for name, prompt in zip(numbers, prompts, strict=True):
         ids = llm.tokenizer.encode(prompt, chat=chat) if isinstance(prompt, str) else prompt
         llm.core.add_request(name, ids, sampling)
@@ -60,9 +60,9 @@ def diff_model(
         progress("comparing layer by layer")
     while llm.core.has_unfinished:
         llm.core.step()
-    if not parting.compared:
+    if not divergence.compared:
         raise IntegrityError("nothing was compared", field="compared", got=0, allowed=">= 1")
-    return parting
+    return divergence
 
 
 def _alike(sides: Sequence[EngineSettings], registry: Registry) -> list[EngineSettings]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvcore.attention.batch import Batch
-from kvcore.diff.divergence import Parting, Place
+from kvcore.diff.divergence import Divergence, OutputRow
 from kvcore.errors import BackendError, KVCoreError
 from kvcore.models.facts import ModelFacts
 from kvcore.models.forward_context import ForwardContext
@@ -29,7 +29,7 @@ from kvcore.worker.worker import Worker
 Numbering = Callable[[str], int]
 
 
-def add_shadow(worker: Worker, config: KVCacheConfig, numbering: Numbering) -> Parting:
+def add_shadow(worker: Worker, config: KVCacheConfig, numbering: Numbering) -> Divergence:
     """From now on every step also runs through the backends that `config` names.
 
     Args:
@@ -42,7 +42,7 @@ def add_shadow(worker: Worker, config: KVCacheConfig, numbering: Numbering) -> P
     """
     runner = ShadowedRunner(worker.runner, worker.make_runner(config), numbering)
     worker.runner = runner  # type: ignore[assignment]
-    return runner.parting
+    return runner.divergence
 
 
 class ShadowedRunner:
@@ -57,7 +57,7 @@ class ShadowedRunner:
     def __init__(self, first: ModelRunner, second: ModelRunner, numbering: Numbering) -> None:
         self.first, self.second = first, second
         self.numbering = numbering
-        self.parting = Parting()
+        self.divergence = Divergence()
         self._bounds = Bounds(first.model.facts)
         self._output = SchedulerOutput(0, ())
         first.context = ShadowedContext(first.context, second.context, self._look)  # type: ignore[assignment]
@@ -74,13 +74,13 @@ class ShadowedRunner:
         tolerance = self._bounds.tolerance(bound, batch, inputs, a)
         starts = batch.query_start_loc_host
 
-        def place(row: int, head: int) -> Place:
+        def locate(row: int, head: int) -> OutputRow:
             s = int((starts[1:] <= row).sum())
             token = int(batch.num_computed_host[s]) + row - int(starts[s])
             sequence = self.numbering(self._output.rows[s].request_id)
-            return Place(cache_id.layer, token, head, sequence, self._output.step)
+            return OutputRow(cache_id.layer, token, head, sequence, self._output.step)
 
-        self.parting.take(_array(a), _array(b), tolerance, place)
+        self.divergence.take(_array(a), _array(b), tolerance, locate)
 
 
 Inputs = Mapping[str, torch.Tensor]

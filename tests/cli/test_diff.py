@@ -17,7 +17,7 @@ from models.tiny import tiny_model
 from support.engines import engine_settings
 
 from kvcore.cli import main
-from kvcore.diff.divergence import Parting, Place
+from kvcore.diff.divergence import Divergence, OutputRow
 from kvcore.diff.model import diff_model
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import BackendError
@@ -91,7 +91,7 @@ def registry(repo: Path) -> Iterator[Registry]:
         del sys.modules[name]
 
 
-def model_diff(name: str, sides: tuple[str, str], registry: Registry, where: Path, **keys: Any) -> Parting:
+def model_diff(name: str, sides: tuple[str, str], registry: Registry, where: Path, **keys: Any) -> Divergence:
     settings = engine_settings(tiny_model(name, where), **{**LIMITS, **keys})
     return diff_model(settings, sides, registry, PROMPTS, SamplingParams(max_tokens=8, ignore_eos=True))
 
@@ -103,14 +103,14 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("model", ["llama", "mistral_window"])
 def test_two_right_backends_agree_on_a_model(model: str, registry: Registry, where: Path) -> None:
-    parting = model_diff(model, ("torch", "example"), registry, where)
-    assert parting.equal
-    assert parting.first is None
+    divergence = model_diff(model, ("torch", "example"), registry, where)
+    assert divergence.equal
+    assert divergence.first is None
     # All layers of all tokens: 3 prompts, and 7 of 8 sampled tokens are fed again.
     facts = engine_settings(tiny_model(model, where)).facts
     per_token = sum(q.num_heads * q.head_dim_v for q in facts.queries.values())
-    assert parting.compared == per_token * sum(len(p) + 7 for p in PROMPTS)
-    assert 0 < parting.max_abs_error < 1e-4
+    assert divergence.compared == per_token * sum(len(p) + 7 for p in PROMPTS)
+    assert 0 < divergence.max_abs_error < 1e-4
 
 
 def test_blocks_of_unlike_kernel_size_and_preemption(registry: Registry, where: Path) -> None:
@@ -121,31 +121,31 @@ def test_blocks_of_unlike_kernel_size_and_preemption(registry: Registry, where: 
         options={"torch": {"kernel_block_size": 4}},
     )
     prompts = tuple((10 + i, 20 + i, 30 + i) * 9 for i in range(3))
-    parting = diff_model(settings, ("torch", "example"), registry, prompts, SamplingParams(max_tokens=20))
-    assert parting.equal
-    assert parting.compared > 0
+    divergence = diff_model(settings, ("torch", "example"), registry, prompts, SamplingParams(max_tokens=20))
+    assert divergence.equal
+    assert divergence.compared > 0
 
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_wrong_answer_is_found_where_it_is(registry: Registry, where: Path, flip: bool) -> None:
     sides = ("wronganswer", "torch") if flip else ("torch", "wronganswer")
-    parting = model_diff("llama", sides, registry, where)
-    assert not parting.equal
+    divergence = model_diff("llama", sides, registry, where)
+    assert not divergence.equal
     # Position 50 is reached by the longest prompt (45 tokens) alone, while it decodes.
-    assert parting.first is not None
-    assert parting.first[:4] == (1, 50, 2, 0)
-    assert parting.first_error == pytest.approx(0.01, rel=1e-2)
-    assert parting.max_abs_error == pytest.approx(0.01, rel=0.1)
-    assert parting.first_tolerance < 0.001
+    assert divergence.first is not None
+    assert divergence.first[:4] == (1, 50, 2, 0)
+    assert divergence.first_error == pytest.approx(0.01, rel=1e-2)
+    assert divergence.max_abs_error == pytest.approx(0.01, rel=0.1)
+    assert divergence.first_tolerance < 0.001
 
 
 def test_a_wrong_write_is_found_at_the_first_query_that_sees_it(registry: Registry, where: Path) -> None:
-    parting = model_diff("llama", ("torch", "wrongwrite"), registry, where)
+    divergence = model_diff("llama", ("torch", "wrongwrite"), registry, where)
     # The first step is 16 tokens of the first prompt. KV head 0 serves query heads 0 and 1; one of the two
     # may give the token so little weight that nothing shows.
-    assert parting.first is not None
-    assert parting.first.head in (0, 1)
-    assert parting.first._replace(head=0) == Place(layer=0, token=3, head=0, sequence=0, step=1)
+    assert divergence.first is not None
+    assert divergence.first.head in (0, 1)
+    assert divergence.first._replace(head=0) == OutputRow(layer=0, token=3, head=0, sequence=0, step=1)
 
 
 def test_a_backend_that_raises_is_named_with_its_layer(registry: Registry, where: Path) -> None:
@@ -209,20 +209,20 @@ def test_bad_input_is_one_typed_error(call: Any, words: tuple[str, ...], field: 
     assert document["error"]["field"] == field
 
 
-def test_parting_takes_the_first_row_and_counts_what_is_not_finite() -> None:
-    def place(row: int, head: int) -> Place:
-        return Place(3, row, head, 0, 1)
+def test_divergence_takes_the_first_row_and_counts_what_is_not_finite() -> None:
+    def locate(row: int, head: int) -> OutputRow:
+        return OutputRow(3, row, head, 0, 1)
 
     a, b = np.zeros((4, 2, 3)), np.zeros((4, 2, 3))
     allowed = np.full(a.shape, 0.1)
     b[1, 1, 2], b[1, 0, 0], b[3] = 0.05, 0.2, 9.0
-    parting = Parting()
-    parting.take(a, b, allowed, place)
-    assert parting.first == Place(3, 1, 0, 0, 1)
-    assert (parting.first_error, parting.max_abs_error, parting.compared) == (0.2, 9.0, 24)
-    nan = Parting()
-    a[0], b[0] = np.nan, np.nan  # both: no parting
+    divergence = Divergence()
+    divergence.take(a, b, allowed, locate)
+    assert divergence.first == OutputRow(3, 1, 0, 0, 1)
+    assert (divergence.first_error, divergence.max_abs_error, divergence.compared) == (0.2, 9.0, 24)
+    nan = Divergence()
+    a[0], b[0] = np.nan, np.nan  # both: no divergence
     b[2, 1, 0] = np.nan
-    nan.take(a[[0, 2]], b[[0, 2]], allowed[[0, 2]], place)
-    assert nan.first == Place(3, 1, 1, 0, 1)
+    nan.take(a[[0, 2]], b[[0, 2]], allowed[[0, 2]], locate)
+    assert nan.first == OutputRow(3, 1, 1, 0, 1)
     assert nan.max_abs_error == np.inf

@@ -17,8 +17,8 @@ NAMES = sorted(installed().backends)
 
 def proof(name):
     spec = installed().backend(name)
-    place, _ = switch_on(spec, spec.Config(), here())
-    return spec.proof(place.options, place.facts)
+    target, _ = switch_on(spec, spec.Config(), here())
+    return spec.proof(target.options, target.facts)
 
 
 def fail_together(results):

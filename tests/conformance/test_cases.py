@@ -11,7 +11,7 @@ from kvcore.testing.cases.axes import windows
 from kvcore.testing.cases.base import here, switch_on
 from kvcore.testing.cases.case import AXES
 from kvcore.testing.checks.attend import without_each_feature
-from kvcore.testing.checks.by_name import CHECKS
+from kvcore.testing.checks.cell import CHECKS
 from kvcore.testing.checks.context import Context, Instance
 from kvcore.testing.oracle.tolerance import lse_tolerance, output_tolerance
 

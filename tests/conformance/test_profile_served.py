@@ -8,8 +8,7 @@ from kvcore.registry.registry import Registry
 from kvcore.spec.layout import KernelBlocks, LayoutOption
 from kvcore.testing import BackendConformance, CellResult, all_cases, conform, run
 from kvcore.testing.cases.base import find_base, here, open_backend, smallest_block
-from kvcore.testing.checks.profile import PROFILE, profile_served
-from kvcore.testing.checks.runner import selected
+from kvcore.testing.checks.runner import PROFILE, profile_served, selected
 
 TorchSpec = installed().backend("torch")
 TorchBackend = type(TorchSpec.create("cpu", TorchSpec.Config()))
@@ -35,7 +34,7 @@ def spec_of(name="odd", *, blocks=None, kernels=None, **declared):
 
 
 def base_of(spec):
-    return find_base(open_backend(spec, None, here()).place)
+    return find_base(open_backend(spec, None, here()).target)
 
 
 def registry_of(*specs):
@@ -106,14 +105,14 @@ def test_what_fails_says_so_itself():
 def test_one_refused_case_is_a_profile_that_is_not_served():
     """A prefill that runs, and a decode that is refused."""
     taken = CellResult(PROFILE, "odd", "passed", "device")
-    place = open_backend(TorchSpec, None, here()).place
+    target = open_backend(TorchSpec, None, here()).target
 
     def end(case):
         if case.profile == "kv" and case.phase == "prefill":
             return taken
         return CellResult(case, "odd", "unsupported", "device", "no")
 
-    outcome, reason = profile_served(place, end)
+    outcome, reason = profile_served(target, end)
     assert outcome == "failed"
     assert "kv: L2.attend.base.decode is unsupported, no" in reason
 

@@ -19,14 +19,14 @@ MAY_REFUSE = {
 }
 
 
-def refusal(case, place):
+def refusal(case, target):
     asked = [case, case.beside()] if case.neighbour else [case]
     for one in asked:
-        answer = place.spec.unsupported(one.query(), place.options)
+        answer = target.spec.unsupported(one.query(), target.options)
         if answer is not None:
             return str(answer)
     try:
-        plan_case(case, place)
+        plan_case(case, target)
     except Refused as refused:
         return str(refused)
     return None
@@ -35,10 +35,10 @@ def refusal(case, place):
 @pytest.mark.parametrize("level", ["quick", "full"])
 def test_nothing_else_is_refused_by_triton(level):
     spec = installed().backend("triton")
-    place, missing = switch_on(spec, spec.Config(), here())
+    target, missing = switch_on(spec, spec.Config(), here())
     assert missing is None
     cases = [c for c in selected("triton", level=level) if c.seqs]
-    refused = {c.id: refusal(c, place) for c in cases if not any(may(c) for may in MAY_REFUSE.values())}
+    refused = {c.id: refusal(c, target) for c in cases if not any(may(c) for may in MAY_REFUSE.values())}
     assert {name: why for name, why in refused.items() if why} == {}
     served = [c for c in cases if c.id in refused]
     values = {axis: {str(c.axes().get(axis)) for c in served} for axis in ("block_size", "mask", "dtype", "phase")}

@@ -139,12 +139,12 @@ def median_ms(action: Callable[[], object], rounds: int = ROUNDS) -> float:
 def speed(name: str, shapes: dict[str, Shape], dtype: str = "bfloat16", rounds: int = ROUNDS) -> dict[str, Any]:
     """Milliseconds to prepare a step and to attend one layer, for each shape."""
     spec = installed().backends[name]
-    place, missing = switch_on(spec, spec.Config(), here())
+    target, missing = switch_on(spec, spec.Config(), here())
     if missing is not None:
         return {"missing": missing}
-    found: dict[str, Any] = {"proof": spec.proof(place.options, place.facts)}
+    found: dict[str, Any] = {"proof": spec.proof(target.options, target.facts)}
     for label, shape in shapes.items():
-        step = make_step(spec, place.options, shape, dtype, 256)
+        step = make_step(spec, target.options, shape, dtype, 256)
         metadata = step.backend.prepare(step.batch, step.group)
         found[label] = {
             "prepare_ms": median_ms(lambda s=step: s.backend.prepare(s.batch, s.group), rounds),

@@ -61,7 +61,7 @@ class Clock:
 class Session:
     """One run of this script, and the document that its parts fill as they go."""
 
-    place: Any
+    target: Any
     clock: Clock
     smoke: bool
     out: Path
@@ -114,9 +114,9 @@ def place_of(smoke: bool) -> Any:
 
     from kvcore.attention.spec import DeviceFacts
     from kvcore.testing.cases.base import here
-    from kvcore.testing.cases.planning import Place
+    from kvcore.testing.cases.planning import Target
 
-    return Place(TritonBackendSpec, TritonOptions(interpret=smoke), DeviceFacts("cpu") if smoke else here())
+    return Target(TritonBackendSpec, TritonOptions(interpret=smoke), DeviceFacts("cpu") if smoke else here())
 
 
 def run_kit(session: Session, found: Found) -> None:
@@ -124,8 +124,8 @@ def run_kit(session: Session, found: Found) -> None:
     from kvcore.testing import run
     from kvcore.testing.checks.runner import selected
 
-    place = session.place
-    cases = selected(place.spec, level="full", options=place.options, facts=place.facts)
+    target = session.target
+    cases = selected(target.spec, level="full", options=target.options, facts=target.facts)
     cases.sort(key=lambda c: c.tier != "quick")
     if session.smoke:
         cases = [c for c in cases if c.id in ("L1.write.base.mixed", "L2.attend.base.decode")]
@@ -134,7 +134,7 @@ def run_kit(session: Session, found: Found) -> None:
         found["not_run_for_time"] = len(cases) - i
         if session.clock.over("kit"):
             break
-        results += run(place.spec, [case], options=place.options, facts=place.facts, probe_refused=False)
+        results += run(target.spec, [case], options=target.options, facts=target.facts, probe_refused=False)
         found["not_run_for_time"] -= 1
         if i % CASES_AT_ONCE == 0 or i + 1 == len(cases):
             found.update(_outcomes(results))
@@ -162,7 +162,7 @@ def run_copy(session: Session, found: Found) -> None:
     from kvcore.memory.kernels import block_copy
     from kvcore.testing.bench.timing import copy_bandwidth, interleaved
 
-    device, smoke = session.place.device, session.smoke
+    device, smoke = session.target.device, session.smoke
     limit = copy_bandwidth(device, 1 << (22 if smoke else 30))
     found["copy_gb_per_s"] = limit / 1e9
     session.save()
@@ -192,12 +192,12 @@ def speeds(what: str, *, flashinfer: bool = False) -> Part:
         from kvcore.testing.bench.rows import attention_row, large_shapes, table, write_row
         from kvcore.testing.bench.timing import copy_bandwidth
 
-        place, smoke = session.place, session.smoke
-        limit = copy_bandwidth(place.device, 1 << (22 if smoke else 30))
+        target, smoke = session.target, session.smoke
+        limit = copy_bandwidth(target.device, 1 << (22 if smoke else 30))
         shapes = [_tiny()] if smoke else list(large_shapes(what, "bfloat16"))
         names = [n for n in NAMES if (n == FLASHINFER) == flashinfer]
         if flashinfer and not smoke:
-            shapes = [s for s in shapes if FLASHINFER in candidates(s, place.device)]
+            shapes = [s for s in shapes if FLASHINFER in candidates(s, target.device)]
         found |= {"rows": [], "broken": [], "not_run_for_time": [str(s) for s in shapes]}
         for shape in shapes:
             if session.clock.over(part):
@@ -205,9 +205,9 @@ def speeds(what: str, *, flashinfer: bool = False) -> Part:
             rounds = 1 if smoke else 15
             try:
                 if what == "attention":
-                    found["rows"].append(attention_row(shape, place, limit, rounds, names))
+                    found["rows"].append(attention_row(shape, target, limit, rounds, names))
                 else:
-                    found["rows"].append(write_row(shape, place, limit, rounds))
+                    found["rows"].append(write_row(shape, target, limit, rounds))
             except Exception:
                 found["broken"].append(broken(shape=str(shape)))
             found["not_run_for_time"].remove(str(shape))
@@ -231,7 +231,7 @@ def run_flashinfer(session: Session, found: Found) -> None:
     from kvcore.testing.bench.rows import large_shapes
 
     shapes = large_shapes("attention", "bfloat16")
-    if not session.smoke and not any(FLASHINFER in candidates(s, session.place.device) for s in shapes):
+    if not session.smoke and not any(FLASHINFER in candidates(s, session.target.device) for s in shapes):
         found["skipped"] = "FlashInfer is not installed"
         return
     seconds = session.clock.left("flashinfer")

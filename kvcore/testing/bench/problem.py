@@ -23,7 +23,7 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Quant
 from kvcore.spec.dtypes import round_up
 from kvcore.spec.retention import Full
-from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.planning import Target
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class Problem:
 
     Args:
         shape: The shape.
-        place: Backend, options and device.
+        target: Backend, options and device.
         block_size: Tokens of a block, raised to what the backend takes.
     """
 
-    def __init__(self, shape: Shape, place: Place, block_size: int = 16) -> None:
-        self.shape, self.device = shape, place.device
+    def __init__(self, shape: Shape, target: Target, block_size: int = 16) -> None:
+        self.shape, self.device = shape, target.device
         spec, cache = KVCacheSpec(shape.content(), Full()), CacheId(0)
-        options = tuple(place.spec.layouts(spec, place.facts, place.options))
+        options = tuple(target.spec.layouts(spec, target.facts, target.options))
         size = _block_size(options[0].kernel_blocks, block_size)
         each = -(-shape.context // size)
-        offer = LayoutOffer(place.spec.name, options[:1], place.spec.max_offset_bits)
+        offer = LayoutOffer(target.spec.name, options[:1], target.spec.max_offset_bits)
         limits = Limits(shape.context, shape.query * shape.batch, shape.batch)
         budget = Budget(num_blocks=each * shape.batch + 2)
         config = plan({cache: spec}, {cache: offer}, budget, limits, block_size=size).configs[0]
@@ -119,7 +119,7 @@ class Problem:
         self.batch = builder.build(range(shape.batch), [shape.query] * shape.batch, computed, tables)
         self._keep = (arena, builder, tables)
         self.layer = AttentionLayer(cache, shape.attention_query())
-        self.backend = place.spec.create(self.device, place.options)
+        self.backend = target.spec.create(self.device, target.options)
         self.attention_group = AttentionGroup(0, self.layer.query, (self.layer,), self.group.layout)
         tokens, dtype = shape.batch * shape.query, torch_dtype(shape.dtype)
         self.q = torch.randn(tokens, shape.heads, shape.head_dim, device=self.device).to(dtype)

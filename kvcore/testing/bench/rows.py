@@ -9,33 +9,33 @@ from typing import Any
 from kvcore.testing.bench.peers import NAMES, peers
 from kvcore.testing.bench.problem import Problem, Shape
 from kvcore.testing.bench.timing import interleaved
-from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.planning import Target
 
 Row = dict[str, Any]
 
 
-def attention_row(shape: Shape, place: Place, bandwidth: float, rounds: int, names: Collection[str] = NAMES) -> Row:
+def attention_row(shape: Shape, target: Target, bandwidth: float, rounds: int, names: Collection[str] = NAMES) -> Row:
     """Attention of one shape, beside the peers among `names` that run it here."""
-    problem = Problem(shape, place)
+    problem = Problem(shape, target)
     others = peers(problem, names)
     seconds = interleaved({"ours": problem.attend} | others.calls, rounds, problem.device)
     mine = seconds.pop("ours")
-    row = _row("attention", shape, place, mine, shape.read_bytes(), bandwidth)
+    row = _row("attention", shape, target, mine, shape.read_bytes(), bandwidth)
     row["tflops"] = shape.flops() / mine / 1e12
     row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
     row["peers_failed"] |= others.failed
     return row
 
 
-def write_row(shape: Shape, place: Place, bandwidth: float, rounds: int) -> Row:
+def write_row(shape: Shape, target: Target, bandwidth: float, rounds: int) -> Row:
     """The cache write of one shape, beside torch's own indexed store of the same bytes."""
-    problem = Problem(shape, place)
+    problem = Problem(shape, target)
     calls = {"ours": problem.write}
     if shape.quant is None:
         calls["index_put"] = _index_put(problem)
     seconds = interleaved(calls, rounds, problem.device)
     mine = seconds.pop("ours")
-    row = _row("write", shape, place, mine, shape.written_bytes(), bandwidth)
+    row = _row("write", shape, target, mine, shape.written_bytes(), bandwidth)
     row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
     return row
 
@@ -53,11 +53,11 @@ def _index_put(problem: Problem) -> Any:
     return call
 
 
-def _row(what: str, shape: Shape, place: Place, seconds: float, nbytes: int, bandwidth: float) -> Row:
+def _row(what: str, shape: Shape, target: Target, seconds: float, nbytes: int, bandwidth: float) -> Row:
     limit = nbytes / bandwidth
     return {
         "what": what,
-        "backend": str(place.spec.name),
+        "backend": str(target.spec.name),
         "phase": shape.phase,
         **asdict(shape),
         "cache_dtype": shape.stored,

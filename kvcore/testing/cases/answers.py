@@ -1,13 +1,22 @@
-"""What a declaration may answer, and what becomes of one that raises. Imports no torch."""
+"""What a declaration may answer, refusals that must be seen to happen, and exceptions in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from kvcore.errors import BackendError, Refusal
-from kvcore.testing.cases.outcome import CheckFailure
-from kvcore.testing.cases.refusal import raised
+from kvcore.attention.query import AttentionQuery
+from kvcore.errors import BackendError, BackendUnsupportedError, KVCoreError, Refusal
+from kvcore.registry.choice import BackendChoice
+from kvcore.registry.registry import Registry, told
+from kvcore.registry.select import choose_backends
+from kvcore.spec.cache_spec import CacheId
+from kvcore.testing.cases.case import Case
+from kvcore.testing.cases.outcome import CellResult, CheckFailure
+from kvcore.testing.cases.planning import Target
 
 
 @contextmanager
@@ -48,3 +57,50 @@ def reasoned(answer: object, what: str) -> str | None:
     if answer is None or (isinstance(answer, str) and answer.strip()):
         return answer
     raise CheckFailure(f"{what} answered {answer!r}, not None or a reason")
+
+
+def timed(action: Callable[[], CellResult]) -> CellResult:
+    """The result with its wall time."""
+    begun = time.perf_counter()
+    result = action()
+    return replace(result, seconds=time.perf_counter() - begun)
+
+
+def seen_to_refuse(target: Target, case: Case, queries: Sequence[AttentionQuery]) -> None:
+    """The refusal happens where an engine asks, before anything is made.
+
+    Raises:
+        CheckFailure: Selection takes the backend all the same.
+    """
+    registry = Registry()
+    registry.backends[target.spec.name] = target.spec
+    specs = [case.cache_spec()] + ([case.beside().cache_spec()] if case.neighbour else [])
+    caches = {CacheId(i): s for i, s in enumerate(specs)}
+    asked = {CacheId(i): q for i, q in enumerate(queries)}
+    choice = BackendChoice(target.spec.name, options={target.spec.name: target.options})
+    try:
+        choose_backends(
+            caches,
+            asked,
+            target.facts,
+            choice,
+            registry,
+            purpose="plan",
+            block_size=case.block_size,
+            block_first_only=case.placement == "packed",
+        )
+    except BackendUnsupportedError:
+        return
+    except KVCoreError as error:
+        raise CheckFailure(f"refused, but not as BackendUnsupportedError: {error}") from error
+    raise CheckFailure("declared unsupported, but selection takes the backend")
+
+
+def raised(error: BaseException) -> str:
+    """An exception in one line, with the innermost place in the backend's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return told(error)
+    last = frames[-1]
+    name = last.filename.replace("\\", "/").rsplit("/", 2)
+    return f"{told(error)[:300]} (in {last.name}, {'/'.join(name[-2:])}:{last.lineno})"

@@ -16,7 +16,7 @@ from kvcore.testing.cases.answers import asking, reasoned, well_formed
 from kvcore.testing.cases.axes import LATENT
 from kvcore.testing.cases.case import Base, Case
 from kvcore.testing.cases.outcome import PROOFS, Refused
-from kvcore.testing.cases.planning import Place, layouts_of
+from kvcore.testing.cases.planning import Target, layouts_of
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEAD_DIMS = (32, 64, 128, 96, 80, 256, 192, 16)
@@ -30,12 +30,12 @@ class Opened(NamedTuple):
     """A backend that can be asked.
 
     Attributes:
-        place: Its declaration, the options in use and the device.
+        target: Its declaration, the options in use and the device.
         missing: Why nothing can run here, or None.
         proof: What a pass proves.
     """
 
-    place: Place
+    target: Target
     missing: str | None
     proof: str
 
@@ -63,21 +63,21 @@ def open_backend(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> O
         raise BackendError(f"backend {name} speaks contract version {version}, this core speaks {API_VERSION}")
     with asking():
         options = spec.Config() if options is None else options
-    place, missing = switch_on(spec, options, facts)
+    target, missing = switch_on(spec, options, facts)
     with asking():
-        proof = spec.proof(place.options, facts)
+        proof = spec.proof(target.options, facts)
     if proof not in PROOFS:
         raise BackendError(f"proof() says {proof!r}; allowed: {', '.join(PROOFS)}")
-    return Opened(place, missing, proof)
+    return Opened(target, missing, proof)
 
 
-def switch_on(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> tuple[Place, str | None]:
+def switch_on(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> tuple[Target, str | None]:
     """Options with which the backend runs on `facts`, and what is missing when there are none.
 
     Where library or device are missing, its stand-ins are tried one by one, best first.
 
     Returns:
-        The place, and None or the reason why nothing can run.
+        The target, and None or the reason why nothing can run.
 
     Raises:
         BackendError: The declaration raises, or gives an answer that is none.
@@ -85,12 +85,12 @@ def switch_on(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> tupl
     with asking():
         reason = _missing(spec, options, facts)
         if reason is None:
-            return Place(spec, options, facts), None
+            return Target(spec, options, facts), None
         for option in spec.stand_ins:
             other = replace(options, **{option: True})
             if _missing(spec, other, facts) is None:
-                return Place(spec, other, facts), None
-        return Place(spec, options, facts), reason
+                return Target(spec, other, facts), None
+        return Target(spec, options, facts), reason
 
 
 def _missing(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> str | None:
@@ -102,7 +102,7 @@ def _missing(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> str |
     return None if refused is None else f"no device here that it serves: {refused}"
 
 
-def find_base(place: Place) -> Base:
+def find_base(target: Target) -> Base:
     """The first mask, dtype and head dimension that the backend takes, in its smallest blocks of 8 or more.
 
     What it takes none of stays as it is by default, and is refused in the cases.
@@ -111,33 +111,33 @@ def find_base(place: Place) -> Base:
         BackendError: The declaration raises.
     """
     with asking():
-        return _with_latents(_with_heads(Base(), place), place)
+        return _with_latents(_with_heads(Base(), target), target)
 
 
-def _with_heads(base: Base, place: Place) -> Base:
+def _with_heads(base: Base, target: Target) -> Base:
     for causal, dtype, dim in product((True, False), DTYPES, HEAD_DIMS):
-        found = _taken(Case("base", "L0", "base", causal=causal, dtype=dtype, head_dim=dim), place)
+        found = _taken(Case("base", "L0", "base", causal=causal, dtype=dtype, head_dim=dim), target)
         if found:
             size, claimed = smallest_block(found[0].kernel_blocks), claimed_blocks(found)
             return base._replace(dtype=dtype, head_dim=dim, block_size=size, kernel_blocks=claimed)
     return base
 
 
-def _with_latents(base: Base, place: Place) -> Base:
+def _with_latents(base: Base, target: Target) -> Base:
     for dtype in DTYPES:
-        found = _taken(Case("base", "L0", "base", dtype=dtype, **LATENT), place)
+        found = _taken(Case("base", "L0", "base", dtype=dtype, **LATENT), target)
         if found:
             size = smallest_block(found[0].kernel_blocks)
             return base._replace(latent_dtype=dtype, latent_block_size=size)
     return base
 
 
-def _taken(case: Case, place: Place) -> list[LayoutOption]:
+def _taken(case: Case, target: Target) -> list[LayoutOption]:
     """The layouts in which the backend takes the case; none where it does not take it at all."""
-    if place.spec.unsupported(case.query(), place.options) is not None:
+    if target.spec.unsupported(case.query(), target.options) is not None:
         return []
     try:
-        return layouts_of(case.cache_spec(), place)
+        return layouts_of(case.cache_spec(), target)
     except Refused:
         return []
 

@@ -83,7 +83,7 @@ class Case:
     Attributes:
         id: ``<level>.<check>.<what varies>``; the same for every backend.
         level: L0 to L5.
-        check: The check that judges it, from `kvcore.testing.checks.by_name`.
+        check: The check that judges it, from `kvcore.testing.checks.cell`.
         profile: The core profile that it belongs to, if any: ``kv``, ``latent`` or ``encoder``.
         stores: Kind of content: ``kv``, or ``latent`` with queries absorbed into the latent's space.
         phase: Name of the shape of the step.

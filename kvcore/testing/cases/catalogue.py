@@ -12,9 +12,8 @@ from itertools import combinations, cycle
 from typing import Any
 
 from kvcore.testing.cases import axes as ax
-from kvcore.testing.cases.blocks import claimed_blocks
+from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
 from kvcore.testing.cases.case import LEVELS, Base, Case
-from kvcore.testing.cases.make import Maker
 from kvcore.testing.cases.robust import level_3, level_4, level_5
 from kvcore.testing.cases.write import level_0, level_1
 
@@ -30,7 +29,7 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
     Returns:
         Cases with distinct ids, in order of level.
     """
-    maker = Maker(base or Base())
+    maker = CaseBuilder(base or Base())
     found: dict[str, Case] = {}
     makers = (level_0, level_1, level_2, level_3, level_4, level_5)
     for name, make in zip(LEVELS, makers, strict=True):
@@ -62,7 +61,7 @@ def cover(cases: Sequence[Case]) -> list[Case]:
     return sorted(kept, key=lambda c: c.level)
 
 
-def level_2(m: Maker) -> Iterator[Case]:
+def level_2(m: CaseBuilder) -> Iterator[Case]:
     """Attention against the oracle."""
     for phase in ax.PHASES:
         yield m.attend("base", phase, profile="kv" if phase in ("prefill", "decode") else "")
@@ -88,7 +87,7 @@ def level_2(m: Maker) -> Iterator[Case]:
         yield m.attend(f"pairs{i}", changes.pop("phase"), tier="full", **changes)
 
 
-def _windows(m: Maker) -> Iterator[Case]:
+def _windows(m: CaseBuilder) -> Iterator[Case]:
     """Windows of every length around a block, over the whole table and over the live tail."""
     turns = cycle(("decode", "chunked", "mixed"))
     for name, size in ax.windows(m.base.block_size).items():
@@ -100,7 +99,7 @@ def _windows(m: Maker) -> Iterator[Case]:
                 yield m.attend(label, phase, window=size, window_name=name, own_retention=tail, tier=tier)
 
 
-def _quantized(m: Maker) -> Iterator[Case]:
+def _quantized(m: CaseBuilder) -> Iterator[Case]:
     for name, changes in ax.QUANTIZED.items():
         for i, scale in enumerate(ax.SCALES):
             other = ax.SCALES[(i + 1) % len(ax.SCALES)]

@@ -19,7 +19,7 @@ from kvcore.testing.cases.outcome import Refused
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where cases run.
 
     Attributes:
@@ -39,37 +39,37 @@ class Place:
         return "cuda" if on_gpu else "cpu"
 
 
-def layouts_of(spec: KVCacheSpec, place: Place) -> list[LayoutOption]:
+def layouts_of(spec: KVCacheSpec, target: Target) -> list[LayoutOption]:
     """All layouts that the backend offers.
 
     Raises:
         Refused: It refuses by name what lies in the cache, on this device or with these options.
     """
     try:
-        return list(place.spec.layouts(spec, place.facts, place.options))
+        return list(target.spec.layouts(spec, target.facts, target.options))
     except BackendUnsupportedError as error:
         raise Refused("layouts", f"{error.field}={error.got}", error.allowed or error.message) from error
 
 
-def layout_options(case: Case, spec: KVCacheSpec, place: Place) -> list[LayoutOption]:
+def layout_options(case: Case, spec: KVCacheSpec, target: Target) -> list[LayoutOption]:
     """The backend's layouts that the case may use: all, or the block-first ones under `packed`.
 
     Raises:
         Refused: As `layouts_of`.
     """
-    found = layouts_of(spec, place)
+    found = layouts_of(spec, target)
     if case.placement == "packed":
         found = [o for o in found if o.layout.order == "block_first"]
     return found
 
 
-def offer(case: Case, spec: KVCacheSpec, place: Place) -> LayoutOffer:
+def offer(case: Case, spec: KVCacheSpec, target: Target) -> LayoutOffer:
     """The one layout and kernel block size of the case.
 
     Raises:
         Refused: The backend does not offer them.
     """
-    found = layout_options(case, spec, place)
+    found = layout_options(case, spec, target)
     if not found:
         shown = f"{spec.content.kind} as {case.stored_dtype}" + (f", {case.quant}" if case.quant else "")
         raise Refused("layouts", shown + (", packed" if case.placement == "packed" else ""), "none offered")
@@ -79,17 +79,17 @@ def offer(case: Case, spec: KVCacheSpec, place: Place) -> LayoutOffer:
     if size is None or (case.kernel_ratio > 1 and size != case.kernel_block_size):
         raise Refused("block_size", case.kernel_block_size, str(option.kernel_blocks))
     narrow = LayoutOption(option.layout, KernelBlocks(sizes=(size,)))
-    return LayoutOffer(place.spec.name, (narrow,), place.spec.max_offset_bits)
+    return LayoutOffer(target.spec.name, (narrow,), target.spec.max_offset_bits)
 
 
 def plan_case(
-    case: Case, place: Place, *, extra_blocks: int = 8, elements: int = 0
+    case: Case, target: Target, *, extra_blocks: int = 8, elements: int = 0
 ) -> tuple[dict[CacheId, KVCacheSpec], KVCacheConfig]:
     """The caches of a case, and their plan.
 
     Args:
         case: The case.
-        place: Backend and device.
+        target: Backend and device.
         extra_blocks: Blocks beyond those that the step needs.
         elements: Least number of elements that the view of keys spans.
 
@@ -98,12 +98,12 @@ def plan_case(
     """
     mine = case.cache_spec()
     specs = {CacheId(i): mine for i in range(case.layers)}
-    offers = dict.fromkeys(specs, offer(case, mine, place))
+    offers = dict.fromkeys(specs, offer(case, mine, target))
     if case.neighbour:
         other = case.beside()
         cache = CacheId(case.layers)
         specs[cache] = other.cache_spec()
-        offers[cache] = offer(other, specs[cache], place)
+        offers[cache] = offer(other, specs[cache], target)
     # The plan may give layers of one spec several groups, which hold blocks of their own.
     needed = len(specs) * sum(-(-s.length // case.block_size) for s in case.seqs) + extra_blocks
     limits = Limits(max(1, case.longest), max(1, case.tokens), max(1, len(case.seqs)))

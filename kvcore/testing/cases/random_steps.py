@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcore.testing.cases import axes as ax
+from kvcore.testing.cases.builder import CaseBuilder
 from kvcore.testing.cases.case import Case, Seq
-from kvcore.testing.cases.make import Maker
 
 COUNT, QUICK = 240, 12
 
 
-def random_steps(m: Maker) -> Iterator[Case]:
+def random_steps(m: CaseBuilder) -> Iterator[Case]:
     """`COUNT` cases of level 3, the first `QUICK` of them at level quick."""
     for number in range(COUNT):
         rng = random.Random(9000 + number)
@@ -36,7 +36,7 @@ def _lengths(rng: random.Random, block: int) -> tuple[Seq, ...]:
     return tuple(sorted(seqs, key=lambda s: not (s.scheduled == 1 and s.computed > 0)))
 
 
-def _features(rng: random.Random, m: Maker) -> dict[str, Any]:
+def _features(rng: random.Random, m: CaseBuilder) -> dict[str, Any]:
     p, d = m.base.block_size, m.base.head_dim
 
     def some(value: Any, otherwise: Any, share: float = 0.3) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcore.testing.cases import axes as ax
+from kvcore.testing.cases.builder import CaseBuilder
 from kvcore.testing.cases.case import Case, Seq
-from kvcore.testing.cases.make import Maker
 from kvcore.testing.cases.random_steps import random_steps
 
 
-def level_3(m: Maker) -> Iterator[Case]:
+def level_3(m: CaseBuilder) -> Iterator[Case]:
     """Poison, placement, strides, empty requests, offsets, several groups, several steps."""
     p = m.base.block_size
     window = {"window": p + 1, "window_name": "P+1"}
@@ -98,7 +98,7 @@ def level_3(m: Maker) -> Iterator[Case]:
     yield from random_steps(m)
 
 
-def level_4(m: Maker) -> Iterator[Case]:
+def level_4(m: CaseBuilder) -> Iterator[Case]:
     """The log-sum-exp, what it includes, merges by it, and capture."""
     p = m.base.block_size
     features: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ def level_4(m: Maker) -> Iterator[Case]:
     yield m.case("L4", "capture", "graph", "decode")
 
 
-def level_5(m: Maker) -> Iterator[Case]:
+def level_5(m: CaseBuilder) -> Iterator[Case]:
     """Bits that must repeat, where the declaration says so."""
     for phase in ("mixed", "decode"):
         yield m.case("L5", "deterministic", "repeat", phase)

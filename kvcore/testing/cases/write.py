@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvcore.testing.cases import axes as ax
-from kvcore.testing.cases.blocks import claimed_blocks
+from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
 from kvcore.testing.cases.case import Case
-from kvcore.testing.cases.make import Maker
 
 DECLARATION = (
     "contract",
@@ -24,13 +23,13 @@ DECLARATION = (
 )
 
 
-def level_0(m: Maker) -> Iterator[Case]:
+def level_0(m: CaseBuilder) -> Iterator[Case]:
     """What the declaration says of itself; no kernel runs."""
     for name in DECLARATION:
         yield Case(f"L0.{name}", "L0", name, dtype=m.base.dtype, head_dim=m.base.head_dim, block_size=m.base.block_size)
 
 
-def level_1(m: Maker) -> Iterator[Case]:
+def level_1(m: CaseBuilder) -> Iterator[Case]:
     """What a write leaves in memory, byte for byte."""
     p, d = m.base.block_size, m.base.head_dim
 

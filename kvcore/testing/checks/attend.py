@@ -12,8 +12,7 @@ from kvcore.attention.batch import Batch
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.checks.context import Context
-from kvcore.testing.checks.guard import Guard
-from kvcore.testing.checks.inputs import Kept, keep_given, keep_step
+from kvcore.testing.checks.guard import Guard, Snapshot, given_snapshot, step_snapshot
 from kvcore.testing.checks.scene import Scene, SceneLayer
 from kvcore.testing.oracle.attention import Answer, Array, Rules
 from kvcore.testing.oracle.tolerance import lse_tolerance, output_tolerance
@@ -55,7 +54,7 @@ def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list
     """
     batch = batch or scene.batch
     fused = scene.case.variant == "fused"
-    step = keep_step(batch, [layer.layer for layer in scene.layers])
+    step = step_snapshot(batch, [layer.layer for layer in scene.layers])
     metadata = [context.backend.prepare(batch, group) for group in scene.groups()]
     step.unchanged("prepare")
     guard, results = Guard(scene), []
@@ -63,7 +62,7 @@ def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list
         mine = metadata[layer.kv_group]
         if not layer.layer.shared:
             tensors = scene.fresh(layer, fused=fused)
-            given = keep_given(tensors)
+            given = given_snapshot(tensors)
             context.backend.write(layer.layer, tensors, scene.views[layer.layer.cache_id], mine)
             given.unchanged("write")
             step.unchanged("write")
@@ -85,7 +84,7 @@ def attend_once(context: Context, scene: Scene, layer: SceneLayer, q: torch.Tens
     out.fill_(torch.nan)
     lse.fill_(torch.nan)
     wants = layer.query.lse
-    queries = Kept({"the queries": q})
+    queries = Snapshot({"the queries": q})
     facts = _facts(out)
     answer: object = context.backend.attend(
         layer.layer, {"q": q}, scene.views[layer.layer.cache_id], metadata, out, lse if wants else None
@@ -182,4 +181,4 @@ def without_each_feature(rules: Rules, head_dim: int) -> dict[str, Rules]:
 def empty_like(scene: Scene, layer: SceneLayer, rows: int) -> torch.Tensor:
     """Queries for padded rows."""
     shape = (rows, *layer.q.shape[1:])
-    return torch.ones(shape, dtype=torch_dtype(layer.query.dtype), device=scene.place.device)
+    return torch.ones(shape, dtype=torch_dtype(layer.query.dtype), device=scene.target.device)

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kvcore.errors import Refusal
-from kvcore.testing.cases.answers import well_formed
+from kvcore.testing.cases.answers import raised, seen_to_refuse, timed, well_formed
 from kvcore.testing.cases.case import Case
-from kvcore.testing.cases.outcome import CellResult, CheckFailure, Outcome, Refused
-from kvcore.testing.cases.planning import Place
-from kvcore.testing.cases.refusal import raised, seen_to_refuse, timed
-from kvcore.testing.checks.by_name import CHECKS
+from kvcore.testing.cases.outcome import CellResult, CheckFailure, Measure, Outcome, Refused
+from kvcore.testing.cases.planning import Target
+from kvcore.testing.checks import declaration
+from kvcore.testing.checks.attend import check_attend
 from kvcore.testing.checks.context import Context, Instance
-from kvcore.testing.checks.lse import CannotRun
+from kvcore.testing.checks.lse import CannotRun, check_batch_invariant, check_capture, check_deterministic, check_merge
+from kvcore.testing.checks.robust import check_offsets, check_padded, check_placement, check_steps
+from kvcore.testing.checks.write import check_write
+
+CHECKS: dict[str, Callable[[Context], Measure]] = {
+    "contract": declaration.check_contract,
+    "options": declaration.check_options,
+    "no_torch": declaration.check_no_torch,
+    "devices": declaration.check_devices,
+    "fails_closed": declaration.check_fails_closed,
+    "refusals": declaration.check_refusals,
+    "layouts": declaration.check_layouts,
+    "page_bytes": declaration.check_page_bytes,
+    "stand_ins": declaration.check_stand_ins,
+    "stable": declaration.check_stable,
+    "core_profile": declaration.check_core_profile,
+    "write": check_write,
+    "attend": check_attend,
+    "placement": check_placement,
+    "padded": check_padded,
+    "steps": check_steps,
+    "offsets": check_offsets,
+    "merge": check_merge,
+    "capture": check_capture,
+    "deterministic": check_deterministic,
+    "batch_invariant": check_batch_invariant,
+}
 
 
 class Cell:
     """Runs cases one after the other on one instance of the backend.
 
     Args:
-        place: Backend, options, device.
+        target: Backend, options, device.
         proof: What a pass proves.
         probe: Whether refused cases are run as well.
     """
 
-    def __init__(self, place: Place, proof: str, probe: bool) -> None:
-        self.place, self.proof = place, proof
-        self.instance = Instance(place)
+    def __init__(self, target: Target, proof: str, probe: bool) -> None:
+        self.target, self.proof = target, proof
+        self.instance = Instance(target)
         # A kernel that was never meant to run may leave a GPU unusable for the rest of the process.
-        self.probe = probe and place.device == "cpu" and proof in ("device", "interpreter")
+        self.probe = probe and target.device == "cpu" and proof in ("device", "interpreter")
 
     def run(self, case: Case) -> CellResult:
         """The outcome; nothing that the backend does escapes."""
@@ -64,12 +92,12 @@ class Cell:
     def _refusal(self, case: Case) -> Refusal | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""
         queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
-        answers = [self.place.spec.unsupported(q, self.place.options) for q in queries]
+        answers = [self.target.spec.unsupported(q, self.target.options) for q in queries]
         for answer in answers:
             well_formed(answer, f"unsupported for {case.id}")
         refusal = next((a for a in answers if a is not None), None)
         if refusal is not None:
-            seen_to_refuse(self.place, case, queries)
+            seen_to_refuse(self.target, case, queries)
         return refusal
 
     def _refused(self, case: Case, reason: str) -> CellResult:
@@ -77,7 +105,7 @@ class Cell:
         if not self.probe:
             return result
         # Kernels run only where no error can escape; one that is right was declared too modestly.
-        instance = Instance(self.place)
+        instance = Instance(self.target)
         try:
             with torch.inference_mode():
                 CHECKS[case.check](Context(case, instance))
@@ -92,7 +120,7 @@ class Cell:
         if refused.refusal.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
-                seen_to_refuse(self.place, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
+                seen_to_refuse(self.target, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
         return self.result(case, "unsupported", str(refused))
 
     def result(
@@ -104,4 +132,4 @@ class Cell:
         tolerance: float | None = None,
     ) -> CellResult:
         """An outcome of this backend at this level of proof."""
-        return CellResult(case, str(self.place.spec.name), outcome, self.proof, reason, error, tolerance)
+        return CellResult(case, str(self.target.spec.name), outcome, self.proof, reason, error, tolerance)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvcore.attention.backend import AttentionBackend
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.outcome import CheckFailure
-from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.planning import Target
 from kvcore.testing.checks.scene import Scene
 
 
@@ -16,10 +16,10 @@ class Instance:
     """The backend of a run: made once, and made anew after a failure.
 
     Attributes:
-        place: What it is made from.
+        target: What it is made from.
     """
 
-    place: Place
+    target: Target
     _made: AttentionBackend | None = field(default=None, repr=False)
 
     def get(self) -> AttentionBackend:
@@ -29,7 +29,7 @@ class Instance:
             CheckFailure: `create` gave something else.
         """
         if self._made is None:
-            made = self.place.spec.create(self.place.device, self.place.options)
+            made = self.target.spec.create(self.target.device, self.target.options)
             for method in ("prepare", "write", "attend"):
                 if not callable(getattr(made, method, None)):
                     raise CheckFailure(f"create returned {type(made).__name__}, which has no method {method}")
@@ -54,9 +54,9 @@ class Context:
     instance: Instance
 
     @property
-    def place(self) -> Place:
+    def target(self) -> Target:
         """Backend, options and device."""
-        return self.instance.place
+        return self.instance.target
 
     @property
     def backend(self) -> AttentionBackend:
@@ -65,4 +65,4 @@ class Context:
 
     def scene(self, *, seed: int = 0, elements: int = 0) -> Scene:
         """The case made real."""
-        return Scene(self.case, self.place, seed=seed, elements=elements)
+        return Scene(self.case, self.target, seed=seed, elements=elements)

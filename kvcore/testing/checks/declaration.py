@@ -36,7 +36,7 @@ DEVICES = (
 
 def check_contract(context: Context) -> Measure:
     """Name, contract version, all methods, offset bits, flags."""
-    spec = context.place.spec
+    spec = context.target.spec
     problem = backend_problem(spec)
     if problem:
         raise CheckFailure(problem)
@@ -51,21 +51,21 @@ def check_contract(context: Context) -> Measure:
 
 def check_options(context: Context) -> Measure:
     """`Config` is a dataclass that can be made without arguments, and the options in use are one."""
-    spec = context.place.spec
+    spec = context.target.spec
     problem = options_problem(spec.Config)
     if problem:
         raise CheckFailure(f"Config {problem}")
     made = spec.Config()
     if not is_dataclass(made) or made != spec.Config():
         raise CheckFailure("two instances of Config with defaults are not equal")
-    if not isinstance(context.place.options, spec.Config):
-        raise CheckFailure(f"options are {type(context.place.options).__name__}, not {spec.Config.__name__}")
+    if not isinstance(context.target.options, spec.Config):
+        raise CheckFailure(f"options are {type(context.target.options).__name__}, not {spec.Config.__name__}")
     return Measure()
 
 
 def check_no_torch(context: Context) -> Measure:
     """The module of the declaration, imported in a fresh process, loads no torch and no kernel library."""
-    spec = context.place.spec
+    spec = context.target.spec
     module = sys.modules.get(spec.__module__)
     if spec.__module__ == "__main__" or "<locals>" in spec.__qualname__ or not getattr(module, "__file__", None):
         return Measure()  # made inside a function or a script: there is no module of its own to import
@@ -86,7 +86,7 @@ def check_no_torch(context: Context) -> Measure:
 
 def check_devices(context: Context) -> Measure:
     """Every device gets an answer, present or not, and an unknown kind is refused."""
-    spec, options = context.place.spec, context.place.options
+    spec, options = context.target.spec, context.target.options
     for facts in DEVICES:
         well_formed(spec.unsupported_device(facts, options), f"unsupported_device({facts.name or facts.kind})")
     if spec.unsupported_device(DeviceFacts("abacus", present=False), options) is None:
@@ -107,7 +107,7 @@ class _LaterQuery(AttentionQuery):
 
 def check_fails_closed(context: Context) -> Measure:
     """Contents, dtypes, formats and features that nobody knows are refused."""
-    spec, options, known = context.place.spec, context.place.options, context.case.query()
+    spec, options, known = context.target.spec, context.target.options, context.case.query()
     later = _LaterQuery(**{f.name: getattr(known, f.name) for f in fields(known)}, later_feature=True)
     strange = {
         "an unknown content": replace(known, content="hologram"),
@@ -122,7 +122,7 @@ def check_fails_closed(context: Context) -> Measure:
         if answer is None:
             raise CheckFailure(f"{what} is accepted; what is not known is unsupported")
     for content in (_Strange(),):
-        if list(spec.layouts(KVCacheSpec(content, Full()), context.place.facts, options)):
+        if list(spec.layouts(KVCacheSpec(content, Full()), context.target.facts, options)):
             raise CheckFailure("layouts are offered for a content that nobody knows")
     return Measure()
 
@@ -139,7 +139,7 @@ class _Strange(Content):
 
 def check_refusals(context: Context) -> Measure:
     """Every refusal names the field, what was given, and what is allowed; what is missing has a reason."""
-    spec, options, known = context.place.spec, context.place.options, context.case.query()
+    spec, options, known = context.target.spec, context.target.options, context.case.query()
     reasoned(spec.unavailable(options), "unavailable")
     asked = [replace(known, dtype=name, cache_dtype=name) for name in ("float16", "bfloat16", "float32", "float64")]
     asked += [replace(known, head_dim=n, head_dim_v=n) for n in (1, 24, 32, 64, 80, 96, 128, 192, 256, 512)]
@@ -199,7 +199,7 @@ def check_page_bytes(context: Context) -> Measure:
 
 def check_stand_ins(context: Context) -> Measure:
     """Every stand-in is a boolean option, off by default, and leads to a level of proof that exists."""
-    spec = context.place.spec
+    spec = context.target.spec
     for option, proof in spec.stand_ins.items():
         if getattr(spec.Config(), option, None) is not False:
             raise CheckFailure(f"stand-in {option} is no option of Config that is False by default")
@@ -207,9 +207,9 @@ def check_stand_ins(context: Context) -> Measure:
             raise CheckFailure(f"stand-in {option} leads to {proof!r}; allowed: {', '.join(PROOFS[1:])}")
         switched_on = replace(spec.Config(), **{option: True})
         reasoned(spec.unavailable(switched_on), f"unavailable with {option}")
-        if spec.proof(switched_on, context.place.facts) != proof:
+        if spec.proof(switched_on, context.target.facts) != proof:
             raise CheckFailure(f"proof() does not say {proof} with {option} switched on")
-    found = spec.proof(context.place.options, context.place.facts)
+    found = spec.proof(context.target.options, context.target.facts)
     if found not in PROOFS:
         raise CheckFailure(f"proof() says {found!r}; allowed: {', '.join(PROOFS)}")
     return Measure()
@@ -217,7 +217,7 @@ def check_stand_ins(context: Context) -> Measure:
 
 def check_stable(context: Context) -> Measure:
     """Asked twice, a declaration answers the same."""
-    spec, options, facts = context.place.spec, context.place.options, context.place.facts
+    spec, options, facts = context.target.spec, context.target.options, context.target.facts
     query, cache = context.case.query(), context.case.cache_spec()
     for what, ask in (
         ("unavailable", lambda: spec.unavailable(options)),
@@ -232,7 +232,7 @@ def check_stable(context: Context) -> Measure:
 
 def check_core_profile(context: Context) -> Measure:
     """At least one core profile is taken; whether it is held, the profile's own cases say."""
-    spec, options, case = context.place.spec, context.place.options, context.case
+    spec, options, case = context.target.spec, context.target.options, context.case
     profiles = {
         "causal attention over KV heads": [case],
         "bidirectional attention": [replace(case, causal=False)],
@@ -243,7 +243,7 @@ def check_core_profile(context: Context) -> Measure:
         for one in cases:
             refused: object = spec.unsupported(one.query(), options)
             try:
-                if refused is None and layouts_of(one.cache_spec(), context.place):
+                if refused is None and layouts_of(one.cache_spec(), context.target):
                     return Measure()
             except Refused as by_name:
                 refused = by_name
@@ -265,7 +265,7 @@ def _offered(context: Context) -> Iterator[tuple[Content, list[LayoutOption]]]:
     contents.append(Latent(512, 64, "bfloat16"))
     for content in contents:
         try:
-            found = layouts_of(KVCacheSpec(content, Full()), context.place)
+            found = layouts_of(KVCacheSpec(content, Full()), context.target)
         except Refused:
             continue  # a refusal by name is an answer
         if found:

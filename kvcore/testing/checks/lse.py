@@ -49,10 +49,10 @@ def check_merge(context: Context) -> Measure:
 
 def check_capture(context: Context) -> Measure:
     """A captured step, replayed with other queries, gives the answer to those."""
-    spec = context.place.spec
+    spec = context.target.spec
     if not spec.graph_capture:
         raise Refused("graph_capture", True, False)
-    if context.place.device != "cuda":
+    if context.target.device != "cuda":
         raise CannotRun("graphs are captured on CUDA devices; there is none here")
     scene = context.scene()
     run_step(context, scene)
@@ -79,7 +79,7 @@ def check_capture(context: Context) -> Measure:
 
 def check_deterministic(context: Context) -> Measure:
     """The same step twice gives the same bits."""
-    if not context.place.spec.deterministic:
+    if not context.target.spec.deterministic:
         raise Refused("deterministic", True, False)
     found = []
     for _ in range(3):
@@ -94,7 +94,7 @@ def check_deterministic(context: Context) -> Measure:
 
 def check_batch_invariant(context: Context) -> Measure:
     """Each sequence alone gives the bits that it gives among others."""
-    if not context.place.spec.batch_invariant:
+    if not context.target.spec.batch_invariant:
         raise Refused("batch_invariant", True, False)
     scene = context.scene()
     together = run_step(context, scene)

@@ -26,7 +26,7 @@ def check_placement(context: Context) -> Measure:
         results = run_step(context, scene)
         worst = worst.worse(judge_all(scene, results))
         found.append(results)
-    if context.place.spec.deterministic:
+    if context.target.spec.deterministic:
         for a, b in zip(*found, strict=True):
             if not a.same_bits(b):
                 raise CheckFailure("declared deterministic, but other block ids give other bits")
@@ -45,7 +45,7 @@ def check_steps(context: Context) -> Measure:
         fresh = {
             name: torch.from_numpy(np.stack([x[i][scene.case.seqs[i].computed - 1] for i in rows]))
             .to(layer.q.dtype)
-            .to(scene.place.device)
+            .to(scene.target.device)
             for name, x in (("k", layer.k), ("v", layer.v))
         }
         cache = scene.views[layer.layer.cache_id]

@@ -8,17 +8,48 @@ from typing import Any
 from kvcore.attention.spec import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError, ConfigError
 from kvcore.registry.loader import installed
+from kvcore.testing.cases.answers import timed
 from kvcore.testing.cases.base import find_base, here, open_backend
 from kvcore.testing.cases.case import AXES, Case
 from kvcore.testing.cases.catalogue import all_cases
-from kvcore.testing.cases.outcome import CellResult
-from kvcore.testing.cases.planning import Place, layout_options
-from kvcore.testing.cases.refusal import timed
+from kvcore.testing.cases.outcome import CellResult, Outcome
+from kvcore.testing.cases.planning import Target, layout_options
 from kvcore.testing.checks.cell import Cell
-from kvcore.testing.checks.profile import PROFILE, profile_served
 
 Report = Callable[[CellResult], None]
 CONTRACT = Case("L0.contract", "L0", "contract")
+# Is a core profile served? Judged by how the cases of the profiles end. Level 0 asks whether one is declared, but a
+# backend can declare it and refuse all of its cases later, by block sizes, by a plan that does not work out, or by
+# another answer than before: every case is then "unsupported", nothing fails, and nothing was shown.
+PROFILE = Case("L0.profile_served", "L0", "profile_served")
+
+
+def profile_cases(target: Target) -> dict[str, list[Case]]:
+    """The cases of every core profile."""
+    found: dict[str, list[Case]] = {}
+    for case in all_cases("quick", find_base(target), ("L2",)):
+        if case.profile:
+            found.setdefault(case.profile, []).append(case)
+    return found
+
+
+def profile_served(target: Target, end: Callable[[Case], CellResult]) -> tuple[Outcome, str | None]:
+    """Whether no case of some profile is refused; a case that fails says so itself.
+
+    Args:
+        target: The backend.
+        end: How a case ends.
+
+    Returns:
+        Passed, or failed and the first refusal of each profile.
+    """
+    refusals = []
+    for profile, cases in profile_cases(target).items():
+        refused = next((r for r in map(end, cases) if r.outcome not in ("passed", "failed")), None)
+        if refused is None:
+            return "passed", None
+        refusals.append(f"{profile}: {refused.case.id} is {refused.outcome}, {refused.reason}")
+    return "failed", "no core profile is served; " + "; ".join(refusals)
 
 
 def run(
@@ -39,7 +70,7 @@ def run(
     Args:
         backend: A declaration, or the name of an installed one.
         cases: Which cases; None takes the catalogue, written against the plainest problem it accepts, and
-            without `where` the case of `kvcore.testing.checks.profile` after it.
+            without `where` the case `PROFILE` after it.
         level: ``quick`` or ``full``, where `cases` is None.
         where: Axis values that a case must have, where `cases` is None.
         options: An instance of its `Config`; None is the default. Stand-ins are switched on by themselves
@@ -92,7 +123,7 @@ def selected(
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
     try:
-        return _catalogue(open_backend(spec, options, facts or here()).place, level, dict(where or {}))
+        return _catalogue(open_backend(spec, options, facts or here()).target, level, dict(where or {}))
     except BackendError:
         return [CONTRACT]
 
@@ -108,9 +139,9 @@ def nothing_selected(where: Mapping[str, str]) -> ConfigError:
     )
 
 
-def _catalogue(place: Place, level: str, where: dict[str, str]) -> list[Case]:
-    found = [c for c in all_cases(level, find_base(place)) if c.matches(where)]
-    return [c for c in found if _applies(c, place)] + ([] if where else [PROFILE])
+def _catalogue(target: Target, level: str, where: dict[str, str]) -> list[Case]:
+    found = [c for c in all_cases(level, find_base(target)) if c.matches(where)]
+    return [c for c in found if _applies(c, target)] + ([] if where else [PROFILE])
 
 
 def _cells(
@@ -125,12 +156,12 @@ def _cells(
 ) -> Iterator[CellResult]:
     name = str(getattr(spec, "name", spec))
     try:
-        place, missing, proof = open_backend(spec, options, facts)
-        chosen = _catalogue(place, level, where) if cases is None else [c for c in cases if _applies(c, place)]
+        target, missing, proof = open_backend(spec, options, facts)
+        chosen = _catalogue(target, level, where) if cases is None else [c for c in cases if _applies(c, target)]
     except BackendError as error:
         yield CellResult(CONTRACT, name, "failed", "device", error.message)
         return
-    ends = _Ends(Cell(place, proof, probe), missing)
+    ends = _Ends(Cell(target, proof, probe), missing)
     for case in chosen:
         if max_cost is None or case.cost <= max_cost:
             yield ends.of(case)
@@ -158,7 +189,7 @@ class _Ends:
 
     def _profile(self, case: Case) -> CellResult:
         try:
-            return self._cell.result(case, *profile_served(self._cell.place, self._before_or_now))
+            return self._cell.result(case, *profile_served(self._cell.target, self._before_or_now))
         except BackendError as error:
             return self._cell.result(case, "failed", error.message)
 
@@ -166,12 +197,12 @@ class _Ends:
         return self._ended[case] if case in self._ended else self.of(case)
 
 
-def _applies(case: Case, place: Place) -> bool:
+def _applies(case: Case, target: Target) -> bool:
     """Whether the backend has a layout of the case's number."""
     if case.layout == 0:
         return True
     try:
-        return case.layout < len(layout_options(case, case.cache_spec(), place))
+        return case.layout < len(layout_options(case, case.cache_spec(), target))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException:

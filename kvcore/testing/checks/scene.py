@@ -25,7 +25,7 @@ from kvcore.memory.views import field_tensors
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Latent
 from kvcore.testing.cases.case import Case
-from kvcore.testing.cases.planning import Place, plan_case
+from kvcore.testing.cases.planning import Target, plan_case
 from kvcore.testing.oracle import quant
 from kvcore.testing.oracle.attention import Answer, Array, Rules, attention, sees
 from kvcore.testing.oracle.layout_bytes import PagedBytes
@@ -91,7 +91,7 @@ class Scene:
 
     Args:
         case: The case.
-        place: Backend, options and device.
+        target: Backend, options and device.
         seed: Of the placement of blocks; the data depend on the case alone.
         elements: Least number of elements that a view spans; blocks then lie at both ends of the arena,
             and only those are poisoned, so that the middle of it takes no memory.
@@ -107,17 +107,17 @@ class Scene:
         Refused: The backend has no such layout or block size, or the plan refuses the combination.
     """
 
-    def __init__(self, case: Case, place: Place, *, seed: int = 0, elements: int = 0) -> None:
-        self.case, self.place = case, place
+    def __init__(self, case: Case, target: Target, *, seed: int = 0, elements: int = 0) -> None:
+        self.case, self.target = case, target
         self.large = elements > 0
-        self.specs, self.config = plan_case(case, place, elements=elements)
+        self.specs, self.config = plan_case(case, target, elements=elements)
         self._rng = random.Random(1000 * seed + case.seed)
-        self.arena = Arena(self.config.total_bytes, place.device)
+        self.arena = Arena(self.config.total_bytes, target.device)
         self._hold_blocks()
         self.layers = self._make_layers()
         self._fill()
         self.views = {c: field_tensors(self.arena, self.config, c) for c in self.specs}
-        self.builder = BatchBuilder(self.config, len(case.seqs) + 2, case.tokens + 4, place.device)
+        self.builder = BatchBuilder(self.config, len(case.seqs) + 2, case.tokens + 4, target.device)
         self.batch = self.build()
 
     # -- the step ------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Scene:
             rows = [x[s.computed : s.length] for x, s in zip(layer.dense(name), self.case.seqs, strict=True)]
             joined = torch.from_numpy(np.concatenate(rows))
             parts.append(joined[:, 0] if name == "latent" else joined)
-        tensors = [p.to(torch_dtype(layer.query.dtype)).to(self.place.device) for p in parts]
+        tensors = [p.to(torch_dtype(layer.query.dtype)).to(self.target.device) for p in parts]
         if fused:
             tensors = list(self.fuse(tensors))
         return dict(zip(names, tensors, strict=True))
@@ -226,7 +226,7 @@ class Scene:
         """Give every sequence scattered blocks in every group; a block id belongs to one group alone."""
         case = self.case
         longest = max(case.longest, 1)
-        self.tables = BlockTables(self.config, len(case.seqs) + 2, longest, self.place.device)
+        self.tables = BlockTables(self.config, len(case.seqs) + 2, longest, self.target.device)
         self.slots: list[list[list[int]]] = []
         self.held: list[set[int]] = []
         pools = self._pools()
@@ -317,11 +317,11 @@ class Scene:
             for t in (layer.alibi_slopes, layer.sinks, layer.k_scale, layer.v_scale)
         )
         own = Rules(query.softmax_scale, mask.causal, mask.window, mask.chunk, query.softcap, slopes, sinks)
-        q, scales = q.to(self.place.device), {"k": k_scale, "v": v_scale}
+        q, scales = q.to(self.target.device), {"k": k_scale, "v": v_scale}
         return SceneLayer(layer, kv_group, spec, q, dense["k"], dense["v"], own, scales)
 
     def _own(self, values: Any) -> torch.Tensor:
-        return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.place.device)
+        return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.target.device)
 
     def _constant_scale(self, case: Case, value: float) -> torch.Tensor | None:
         if case.quant == "tensor":
@@ -335,7 +335,7 @@ class Scene:
         memory = self.memory()
         if not self.large:
             poison_everything(memory, self.config, self.case.poison)
-        if self.place.spec.reads_unwritten_slots:
+        if self.target.spec.reads_unwritten_slots:
             for group, held in zip(self.config.kv_cache_groups, self.held, strict=True):
                 soften(memory, self.config, group, sorted(held))
         self.paged = PagedBytes(memory, self.config)

@@ -8,8 +8,7 @@ import torch
 from kvcore.attention.batch import Batch
 from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.checks.context import Context
-from kvcore.testing.checks.guard import Guard
-from kvcore.testing.checks.inputs import keep_given, keep_step
+from kvcore.testing.checks.guard import Guard, given_snapshot, step_snapshot
 from kvcore.testing.checks.scene import Scene, SceneLayer
 from kvcore.testing.oracle import quant
 from kvcore.testing.oracle.attention import Array
@@ -27,7 +26,7 @@ def check_write(context: Context) -> Measure:
         return Measure()
     batch = scene.batch
     skipped = _skip_tokens(batch, variant)
-    guard, step = Guard(scene), keep_step(batch, [layer.layer for layer in scene.layers])
+    guard, step = Guard(scene), step_snapshot(batch, [layer.layer for layer in scene.layers])
     metadata = [context.backend.prepare(batch, group) for group in scene.groups()]
     guard.unchanged("prepare changed the cache")
     for layer in scene.layers:
@@ -50,7 +49,7 @@ def _write(
     guard: Guard,
     skipped: set[int],
 ) -> None:
-    given = keep_given(fresh)
+    given = given_snapshot(fresh)
     cache = scene.views[layer.layer.cache_id]
     context.backend.write(layer.layer, fresh, cache, metadata[layer.kv_group])
     given.unchanged("write")

@@ -25,14 +25,14 @@ PAIRS = {
 
 def instance(name, options):
     spec = installed().backends[name]
-    place, missing = switch_on(spec, spec.Config(**options), here())
+    target, missing = switch_on(spec, spec.Config(**options), here())
     assert missing is None
-    return Instance(place)
+    return Instance(target)
 
 
 def layout_of(made: Instance, chosen: Case, wanted: set[str]):
     """The first offered layout of a set of names, and its number."""
-    offered = list(made.place.spec.layouts(chosen.cache_spec(), made.place.facts, made.place.options))
+    offered = list(made.target.spec.layouts(chosen.cache_spec(), made.target.facts, made.target.options))
     names = [o.layout.name for o in offered]
     number = next(i for i, n in enumerate(names) if n in wanted)
     return number, offered[number].layout.at(chosen.kernel_block_size)
@@ -50,7 +50,7 @@ def test_one_writes_and_another_attends(pair, phase):
     assert written.fingerprint == read.fingerprint
     require_readable(written.fingerprint, read)
 
-    scene = Scene(replace(chosen, layout=number), writer.place)
+    scene = Scene(replace(chosen, layout=number), writer.target)
     (layer,), (group,) = scene.layers, scene.groups()
     fresh, views = scene.fresh(layer), scene.views[layer.layer.cache_id]
     mine, theirs = writer.get(), reader.get()

@@ -17,7 +17,7 @@ import torch
 from kvcore_torch.spec import TorchBackendSpec
 
 from kvcore.testing.cases.base import here
-from kvcore.testing.cases.planning import Place
+from kvcore.testing.cases.planning import Target
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).resolve().parents[2] / "gpu" / "run.py"
@@ -86,7 +86,7 @@ def test_without_a_device_it_says_so(tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "attention"])
 def test_a_failing_shape_keeps_the_other_rows_and_says_why(script, session, shapes, what):
-    session.place, session.smoke = Place(TorchBackendSpec, TorchBackendSpec.Config(), here()), False
+    session.target, session.smoke = Target(TorchBackendSpec, TorchBackendSpec.Config(), here()), False
     session.run(what, script.speeds(what))
     found = json.loads(session.out.read_text())[what]
     assert [r["context"] for r in found["rows"]] == [40, 24]

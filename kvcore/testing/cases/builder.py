@@ -1,15 +1,16 @@
-"""`Maker`: builds cases around a base. Imports no torch."""
+"""`CaseBuilder`: cases around a base, and steps at every block size that a declaration claims. Imports no torch."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from kvcore.testing.cases.axes import LATENT, sequences
-from kvcore.testing.cases.case import Base, Case
+from kvcore.testing.cases.case import Base, Case, Seq
 
 
-class Maker:
+class CaseBuilder:
     """Makes cases whose block size, head dimension and dtype are the base's unless they are what varies."""
 
     def __init__(self, base: Base) -> None:
@@ -34,3 +35,35 @@ class Maker:
     def attend(self, what: str, phase: str, **changes: Any) -> Case:
         """A case of level 2."""
         return self.case("L2", "attend", what, phase, **changes)
+
+
+# Larger ones wait for level full.
+QUICK_UP_TO = 64
+
+
+def claimed_blocks(m: CaseBuilder, level: str, check: str, *phases: str) -> Iterator[Case]:
+    """Steps whose tokens lie on both sides of the end of a block.
+
+    Args:
+        m: Makes the cases; its base knows the sizes.
+        level: Of the cases.
+        check: Of the cases.
+        phases: ``decode`` or ``mixed``; kernels for the two may be compiled one by one.
+    """
+    for layout, sizes in enumerate(m.base.kernel_blocks):
+        for size in sizes:
+            if layout == 0 and size == m.base.block_size:
+                continue  # what every other case is asked in
+            what = f"kernel_block={size}" + (f".layout={layout}" if layout else "")
+            for phase in phases:
+                second = Seq(size - 1, 3) if phase == "mixed" else Seq(3, 1)
+                yield m.case(
+                    level,
+                    check,
+                    what,
+                    phase,
+                    block_size=size,
+                    layout=layout,
+                    seqs=(Seq(size, 1), second),
+                    tier="quick" if size <= QUICK_UP_TO else "full",
+                )
