@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvcore.attention.spec import BackendSpec, DeviceFacts
-from kvcore.diff.divergence import Divergence, OutputRow
+from kvcore.diff.divergence import Divergence, OutputRow, as_array
 from kvcore.errors import BackendError, BackendUnavailableError, BackendUnsupportedError, ConfigError
 from kvcore.testing.cases.answers import raised
 from kvcore.testing.cases.base import find_base, here, switch_on
@@ -20,7 +20,6 @@ from kvcore.testing.cases.planning import Target
 from kvcore.testing.checks.attend import Result, run_step
 from kvcore.testing.checks.context import Context, Instance
 from kvcore.testing.checks.scene import Scene
-from kvcore.testing.oracle.attention import Array
 from kvcore.testing.oracle.tolerance import output_tolerance
 
 
@@ -54,12 +53,8 @@ def diff_case(
         def locate(row: int, head: int, number: int = layer.layer.cache_id.layer) -> OutputRow:
             return OutputRow(number, rows[row][1], head, rows[row][0], 1)
 
-        divergence.take(_array(a.out), _array(b.out), tolerance, locate)
+        divergence.take(as_array(a.out), as_array(b.out), tolerance, locate)
     return divergence
-
-
-def _array(out: torch.Tensor) -> Array:
-    return out.double().cpu().numpy()
 
 
 def _target(spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts) -> Target:
@@ -93,9 +88,8 @@ def _case(case_id: str, base: Base) -> Case:
 
 def _run(case: Case, target: Target) -> tuple[Scene, list[Result]]:
     name = target.spec.name
-    queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
-    for query in queries:
-        refused = target.spec.unsupported(query, target.options)
+    for asked in case.asked():
+        refused = target.spec.unsupported(asked.query(), target.options)
         if refused is not None:
             raise BackendUnsupportedError.of(refused, f"backend {name} does not serve {case.id}")
     context = Context(case, Instance(target))

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from kvcore.testing.oracle.attention import Array
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """A tensor's elements as float64 on the host."""
+    return tensor.double().cpu().numpy()
 
 
 class OutputRow(NamedTuple):

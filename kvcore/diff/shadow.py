@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvcore.attention.batch import Batch
-from kvcore.diff.divergence import Divergence, OutputRow
+from kvcore.diff.divergence import Divergence, OutputRow, as_array
 from kvcore.errors import BackendError, KVCoreError
 from kvcore.models.facts import ModelFacts
 from kvcore.models.forward_context import ForwardContext
@@ -80,7 +80,7 @@ class ShadowedRunner:
             sequence = self.numbering(self._output.rows[s].request_id)
             return OutputRow(cache_id.layer, token, head, sequence, self._output.step)
 
-        self.divergence.take(_array(a), _array(b), tolerance, locate)
+        self.divergence.take(as_array(a), as_array(b), tolerance, locate)
 
 
 Inputs = Mapping[str, torch.Tensor]
@@ -115,7 +115,7 @@ class Bounds:
         if layer.alibi_slopes is not None:
             bias_TH += layer.alibi_slopes.double() * batch.max_seq_len
         weight_THV = value_K.repeat_interleave(per_head)[:, None].expand(*out_THV.shape)
-        answer = Answer(*(_array(t) for t in (out_THV, score_TH, weight_THV, score_TH, bias_TH)))
+        answer = Answer(*(as_array(t) for t in (out_THV, score_TH, weight_THV, score_TH, bias_TH)))
         return 2 * output_tolerance(answer, query.dtype, query.head_dim, batch.max_seq_len)
 
     @staticmethod
@@ -178,7 +178,3 @@ class ShadowedContext(ForwardContext):
                 got=name,
                 remedy="`kvcore conform` finds the smallest case that does so",
             ) from error
-
-
-def _array(tensor: torch.Tensor) -> Array:
-    return tensor.double().cpu().numpy()

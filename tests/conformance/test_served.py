@@ -20,7 +20,7 @@ MAY_REFUSE = {
 
 
 def refusal(case, target):
-    asked = [case, case.beside()] if case.neighbour else [case]
+    asked = case.asked()
     for one in asked:
         answer = target.spec.unsupported(one.query(), target.options)
         if answer is not None:

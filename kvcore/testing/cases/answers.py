@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from kvcore.attention.query import AttentionQuery
 from kvcore.errors import BackendError, BackendUnsupportedError, KVCoreError, Refusal
 from kvcore.registry.choice import BackendChoice
 from kvcore.registry.registry import Registry, told
@@ -66,7 +65,7 @@ def timed(action: Callable[[], CellResult]) -> CellResult:
     return replace(result, seconds=time.perf_counter() - begun)
 
 
-def seen_to_refuse(target: Target, case: Case, queries: Sequence[AttentionQuery]) -> None:
+def seen_to_refuse(target: Target, case: Case) -> None:
     """The refusal happens where an engine asks, before anything is made.
 
     Raises:
@@ -74,14 +73,12 @@ def seen_to_refuse(target: Target, case: Case, queries: Sequence[AttentionQuery]
     """
     registry = Registry()
     registry.backends[target.spec.name] = target.spec
-    specs = [case.cache_spec()] + ([case.beside().cache_spec()] if case.neighbour else [])
-    caches = {CacheId(i): s for i, s in enumerate(specs)}
-    asked = {CacheId(i): q for i, q in enumerate(queries)}
+    asked = {CacheId(i): c for i, c in enumerate(case.asked())}
     choice = BackendChoice(target.spec.name, options={target.spec.name: target.options})
     try:
         choose_backends(
-            caches,
-            asked,
+            {cache: c.cache_spec() for cache, c in asked.items()},
+            {cache: c.query() for cache, c in asked.items()},
             target.facts,
             choice,
             registry,

@@ -221,6 +221,10 @@ class Case:
             )
         return replace(self, cache_dtype=self.neighbour, quant=None, neighbour="")
 
+    def asked(self) -> list[Case]:
+        """What is asked of a backend: the case, and the layer of its second KV group where it has one."""
+        return [self, self.beside()] if self.neighbour else [self]
+
     def content(self) -> Content:
         """What the cache stores."""
         if self.stores == "latent":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from kvcore.testing.cases import axes as ax
@@ -13,6 +14,7 @@ from kvcore.testing.cases.random_steps import random_steps
 
 def level_3(m: CaseBuilder) -> Iterator[Case]:
     """Poison, placement, strides, empty requests, offsets, several groups, several steps."""
+    case = partial(m.case, "L3")
     p = m.base.block_size
     window = {"window": p + 1, "window_name": "P+1"}
     masks: dict[str, dict[str, Any]] = {
@@ -31,8 +33,7 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
                 if not changes.get("causal", True) and phase == "decode":
                     continue
                 quick = poison != "nan" and phase == ("mixed", "decode", "chunked")[i % 3]
-                yield m.case(
-                    "L3",
+                yield case(
                     "attend",
                     f"poison={poison}.{name}",
                     phase,
@@ -41,8 +42,7 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
                     **changes,
                 )
         for name, quant in ax.QUANTIZED.items():
-            yield m.case(
-                "L3",
+            yield case(
                 "attend",
                 f"poison={poison}.{name}",
                 "mixed",
@@ -51,27 +51,24 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
                 tier="quick" if poison == "extreme" else "full",
             )
     for ratio in (1, 2, 4):
-        yield m.case("L3", "placement", f"permuted.kernel_ratio={ratio}", "mixed", kernel_ratio=ratio)
+        yield case("placement", f"permuted.kernel_ratio={ratio}", "mixed", kernel_ratio=ratio)
     for last in (1, p - 1, p):
         seqs = (Seq(2 * p + last - 1, 1), Seq(0, p + last))
-        yield m.case("L3", "attend", f"last_block={last}", "ragged", seqs=seqs)
-        yield m.case("L3", "attend", f"last_block={last}.ratio", "ragged", seqs=seqs, block_size=2 * p, kernel_ratio=2)
-    yield m.case("L3", "padded", "empty_rows", "decode")
-    yield m.case("L3", "padded", "empty_rows.sinks", "decode", sinks=True)
-    yield m.case("L3", "attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p)))
-    yield m.case("L3", "attend", "one_token", "single", seqs=(Seq(0, 1),))
-    yield m.case(
-        "L3", "attend", "many_rows", "many", tier="full", seqs=tuple(Seq(1 + 3 * i % (3 * p), 1) for i in range(40))
-    )
-    yield m.case("L3", "steps", "two_steps", "mixed")
-    yield m.case("L3", "steps", "two_steps.window", "mixed", own_retention=True, **window)
-    yield m.case("L3", "steps", "two_steps.ratio", "mixed", kernel_ratio=2)
+        yield case("attend", f"last_block={last}", "ragged", seqs=seqs)
+        yield case("attend", f"last_block={last}.ratio", "ragged", seqs=seqs, block_size=2 * p, kernel_ratio=2)
+    yield case("padded", "empty_rows", "decode")
+    yield case("padded", "empty_rows.sinks", "decode", sinks=True)
+    yield case("attend", "first_chunk_token", "chunk_edge", seqs=(Seq(p, 1), Seq(p - 1, 2), Seq(2 * p, p)))
+    yield case("attend", "one_token", "single", seqs=(Seq(0, 1),))
+    yield case("attend", "many_rows", "many", tier="full", seqs=tuple(Seq(1 + 3 * i % (3 * p), 1) for i in range(40)))
+    yield case("steps", "two_steps", "mixed")
+    yield case("steps", "two_steps.window", "mixed", own_retention=True, **window)
+    yield case("steps", "two_steps.ratio", "mixed", kernel_ratio=2)
     for placement in ("slots", "packed"):
         for neighbour in ("window", "float16", "float64"):
             if neighbour == m.base.dtype:
                 continue
-            yield m.case(
-                "L3",
+            yield case(
                 "attend",
                 f"two_groups={neighbour}.{placement}",
                 "mixed",
@@ -79,10 +76,9 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
                 neighbour=neighbour,
                 placement=placement,
             )
-        yield m.case("L3", "attend", f"layers=3.{placement}", "decode", layers=3, placement=placement, kernel_ratio=2)
+        yield case("attend", f"layers=3.{placement}", "decode", layers=3, placement=placement, kernel_ratio=2)
     for name, quant in ax.QUANTIZED.items():
-        yield m.case(
-            "L3",
+        yield case(
             "attend",
             f"packed.{name}",
             "mixed",
@@ -93,13 +89,14 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
             k_scale=0.3,
             **quant,
         )
-    yield m.case("L3", "offsets", "offsets>2^31", "decode", tier="full")
-    yield m.case("L3", "offsets", "offsets>2^31", "mixed", tier="full")
+    yield case("offsets", "offsets>2^31", "decode", tier="full")
+    yield case("offsets", "offsets>2^31", "mixed", tier="full")
     yield from random_steps(m)
 
 
 def level_4(m: CaseBuilder) -> Iterator[Case]:
     """The log-sum-exp, what it includes, merges by it, and capture."""
+    case = partial(m.case, "L4")
     p = m.base.block_size
     features: dict[str, dict[str, Any]] = {
         "base": {},
@@ -118,25 +115,24 @@ def level_4(m: CaseBuilder) -> Iterator[Case]:
     for i, (name, changes) in enumerate(features.items()):
         for phase in phases:
             tier = "quick" if phase == phases[i % 3] else "full"
-            yield m.case("L4", "attend", f"lse.{name}", phase, lse=True, tier=tier, **changes)
+            yield case("attend", f"lse.{name}", phase, lse=True, tier=tier, **changes)
     for name, changes in ax.QUANTIZED.items():
-        yield m.case("L4", "attend", f"lse.{name}", "mixed", lse=True, k_scale=0.3, **changes)
-    yield m.case("L4", "padded", "lse.empty_rows", "decode", lse=True)
-    yield m.case("L4", "padded", "lse.empty_rows.sinks", "decode", lse=True, sinks=True)
+        yield case("attend", f"lse.{name}", "mixed", lse=True, k_scale=0.3, **changes)
+    yield case("padded", "lse.empty_rows", "decode", lse=True)
+    yield case("padded", "lse.empty_rows.sinks", "decode", lse=True, sinks=True)
     parts: dict[str, dict[str, Any]] = {"base": {}, "softcap": {"softcap": 1.5}, "gqa": {"gqa": 4}}
     for name, changes in parts.items():
-        yield m.case(
-            "L4", "merge", f"split.{name}", "split", lse=True, seqs=(Seq(p + 2, 1), Seq(2 * p - 1, 1)), **changes
-        )
-    yield m.case("L4", "capture", "graph", "decode")
+        yield case("merge", f"split.{name}", "split", lse=True, seqs=(Seq(p + 2, 1), Seq(2 * p - 1, 1)), **changes)
+    yield case("capture", "graph", "decode")
 
 
 def level_5(m: CaseBuilder) -> Iterator[Case]:
     """Bits that must repeat, where the declaration says so."""
+    case = partial(m.case, "L5")
     for phase in ("mixed", "decode"):
-        yield m.case("L5", "deterministic", "repeat", phase)
-        yield m.case("L5", "batch_invariant", "alone", phase)
-    yield m.case("L5", "deterministic", "repeat.lse", "decode", lse=True)
-    yield m.case("L5", "batch_invariant", "alone.lse", "decode", lse=True)
-    yield m.case("L5", "deterministic", "repeat.sinks", "mixed", sinks=True, tier="full")
-    yield m.case("L5", "batch_invariant", "alone.window", "mixed", window=m.base.block_size, tier="full")
+        yield case("deterministic", "repeat", phase)
+        yield case("batch_invariant", "alone", phase)
+    yield case("deterministic", "repeat.lse", "decode", lse=True)
+    yield case("batch_invariant", "alone.lse", "decode", lse=True)
+    yield case("deterministic", "repeat.sinks", "mixed", sinks=True, tier="full")
+    yield case("batch_invariant", "alone.window", "mixed", window=m.base.block_size, tier="full")

@@ -91,13 +91,12 @@ class Cell:
 
     def _refusal(self, case: Case) -> Refusal | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""
-        queries = [case.query()] + ([case.beside().query()] if case.neighbour else [])
-        answers = [self.target.spec.unsupported(q, self.target.options) for q in queries]
+        answers = [self.target.spec.unsupported(c.query(), self.target.options) for c in case.asked()]
         for answer in answers:
             well_formed(answer, f"unsupported for {case.id}")
         refusal = next((a for a in answers if a is not None), None)
         if refusal is not None:
-            seen_to_refuse(self.target, case, queries)
+            seen_to_refuse(self.target, case)
         return refusal
 
     def _refused(self, case: Case, reason: str) -> CellResult:
@@ -120,7 +119,7 @@ class Cell:
         if refused.refusal.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
-                seen_to_refuse(self.target, case, [case.query()] + ([case.beside().query()] if case.neighbour else []))
+                seen_to_refuse(self.target, case)
         return self.result(case, "unsupported", str(refused))
 
     def result(

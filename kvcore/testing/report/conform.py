@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvcore.attention.spec import DeviceFacts
@@ -39,17 +39,14 @@ class MatrixCell:
     proof: str
     cases: int
 
+    @property
+    def proven(self) -> bool:
+        """Whether it passed with a proof that counts."""
+        return self.outcome == "passed" and self.proof in PROVEN
+
     def as_dict(self) -> dict[str, Any]:
         """The entry of `matrix`."""
-        return {
-            "feature": self.feature,
-            "value": self.value,
-            "backend": self.backend,
-            "outcome": self.outcome,
-            "proof": self.proof,
-            "proven": self.outcome == "passed" and self.proof in PROVEN,
-            "cases": self.cases,
-        }
+        return {**asdict(self), "proven": self.proven}
 
 
 @dataclass

@@ -56,8 +56,7 @@ def _matrix(done: Conformance) -> str:
 def _cell(cell: MatrixCell | None) -> str:
     if cell is None:
         return "<td></td>"
-    proven = cell.outcome != "passed" or cell.as_dict()["proven"]
-    kind = cell.outcome if proven else "unproven"
+    kind = cell.outcome if cell.proven or cell.outcome != "passed" else "unproven"
     return f'<td class="{kind}" title="{cell.cases} cases, proof: {cell.proof}">{escape(mark(cell))}</td>'
 
 
