@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvcore.cli.commands import Command
@@ -11,6 +11,7 @@ from kvcore.config.schema import FILLED, ServedRoot
 from kvcore.spec.cache_spec import shown
 
 if TYPE_CHECKING:
+    from kvcore.models.facts import ModelFacts
     from kvcore.registry.select import ClassChoice
 
 
@@ -24,6 +25,7 @@ class Keys(ServedRoot):
         "cache.utilization",
         "model.weight_bytes",
         "model.parameters",
+        "device.memory_bytes",
         "engine.max_num_seqs",
         "engine.max_num_batched_tokens",
     }
@@ -43,7 +45,9 @@ def execute(job: Job[Keys]) -> Result:
     document = {
         "model": built.model,
         "device": {"kind": device.kind, "name": device.name, "present": device.present},
-        "groups": [c.as_dict() for c in selection.classes],
+        "dtype": built.settings.facts.dtype,
+        "groups": [{**c.as_dict(), **_stored(c, built.settings.facts)} for c in selection.classes],
+        "options": {name: asdict(options) for name, options in sorted(selection.given.items())},
         "passed_over": selection.passed_over,
         "notes": [*built.notes, *selection.notes],
     }
@@ -52,6 +56,14 @@ def execute(job: Job[Keys]) -> Result:
         lines += _shown(choice)
     lines += [f"note: {note}" for note in document["notes"]]
     return Result(document, "\n".join(lines))
+
+
+def _stored(choice: ClassChoice, facts: ModelFacts) -> dict[str, object]:
+    """What the backends of a class of caches were asked for: its type, its scales, its window."""
+    query = facts.queries.get(choice.cache_ids[0])
+    if query is None:
+        return {}
+    return {"cache_dtype": query.cache_dtype, "scales": query.quant, "window": query.mask.window}
 
 
 def _shown(choice: ClassChoice) -> list[str]:

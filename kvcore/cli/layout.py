@@ -14,7 +14,7 @@ from kvcore.config.schema import FILLED, ModelRoot, ServedRoot, Unbuilt
 class Keys(ServedRoot):
     """A model's cache and its size."""
 
-    UNUSED: ClassVar[frozenset[str]] = FILLED
+    UNUSED: ClassVar[frozenset[str]] = FILLED | {"device.name", "engine.max_num_seqs", "engine.max_num_batched_tokens"}
     UNBUILT: ClassVar[Unbuilt] = {
         **ModelRoot.UNBUILT,
         "format": ("text", "use format=text, or output=json for the data"),
@@ -31,6 +31,6 @@ def execute(job: Job[Keys]) -> Result:
     from kvcore.engine.planning import prepare_plan
 
     built = build(job.composed, job.registry, purpose="plan")
-    plan, _ = prepare_plan(built.settings, job.registry, purpose="plan")
+    plan, selection = prepare_plan(built.settings, job.registry, purpose="plan")
     config = plan.capacity.config
-    return Result({"model": built.model, **describe(config)}, draw(config))
+    return Result({"model": built.model, "options": selection.options, **describe(config)}, draw(config))

@@ -61,6 +61,7 @@ def execute(job: Job[Keys]) -> Result:
         "device": {"kind": device.kind, "name": device.name, "present": device.present},
         "dtype": built.settings.facts.dtype,
         **plan.as_dict(lengths),
+        "options": selection.options,
         "passed_over": selection.passed_over,
         "notes": [*built.notes, *selection.notes],
     }

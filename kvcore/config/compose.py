@@ -185,7 +185,7 @@ def _typed(error: Exception, said: Sequence[Override], registry: Registry, root:
     kind: type[ConfigError] = ConfigError
     if isinstance(cause, InterpolationResolutionError):
         message = "the value refers by ${...} to something that is not there"
-    elif isinstance(cause, ConfigKeyError):
+    elif isinstance(cause, ConfigKeyError) or any(line.startswith("Key '") for line in lines):
         kind, message = UnknownKeyError, f"there is no key {field}"
     else:
         message = f"{field or 'a value'} does not take a value of this type"

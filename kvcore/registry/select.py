@@ -7,7 +7,7 @@ Every installed backend is asked about every class, and every answer is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from kvcore.attention.query import AttentionQuery
@@ -96,6 +96,7 @@ class ClassChoice:
         return {
             "kind": self.kind,
             "layers": [str(c) for c in self.cache_ids],
+            "asked_for": self.wanted,
             "chosen": self.chosen.name if self.chosen else None,
             "passed_over": [p._asdict() for p in self.passed_over],
             "candidates": [c.as_dict() for c in self.candidates],
@@ -109,10 +110,18 @@ class Selection:
     Attributes:
         classes: One entry a class of caches, in model order.
         offers: The input of `kvcore.plan`: backend and layouts of every cache that owns bytes.
+        given: The options of every backend, by name.
     """
 
     classes: tuple[ClassChoice, ...]
     offers: Mapping[CacheId, LayoutOffer]
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """The options of the backends that were chosen, by name: what was planned holds with these."""
+        names = {c.chosen.name for c in self.classes if c.chosen}
+        return {name: asdict(self.given[name]) for name in sorted(names) if name in self.given}
 
     @property
     def passed_over(self) -> list[dict[str, str | None]]:
@@ -190,7 +199,7 @@ def choose_backends(
                 raise _refusal(row)
         rows.append(row)
         offers |= {cache: _offer(row, registry) for cache in members.cache_ids}
-    return Selection(tuple(rows), offers)
+    return Selection(tuple(rows), offers, choice.options)
 
 
 def _classes(

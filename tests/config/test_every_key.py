@@ -1,0 +1,228 @@
+"""For each command: every key that its help names changes something or is refused, and no other is taken."""
+
+import io
+import re
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from functools import cache
+
+import pytest
+
+from kvcore.cli import main
+from kvcore.cli.commands import NAMES, command
+from kvcore.config.build import build
+from kvcore.config.compose import compose
+from kvcore.config.keys import all_keys
+from kvcore.errors import ConfigError, KVCoreError, NotBuiltError
+from kvcore.registry.loader import installed
+
+GPU = ("device=h100-80gb",)
+# A model with window groups and one of latents, where a key is of those.
+WINDOW = (
+    "device=h100-80gb",
+    "model.geometry={model_type: mistral, sliding_window: 128}",
+    "model.cpu_dtype=null",
+    "model.parameters=1000000",
+)
+CHUNK = (
+    *WINDOW[:1],
+    "model.geometry={model_type: llama4_text, num_hidden_layers: 4, attention_chunk_size: 256}",
+    "model.geometry.intermediate_size_mlp=64",
+    "model.parameters=1000000",
+)
+LATENT = (
+    *WINDOW[:1],
+    "model.geometry={model_type: deepseek_v3, kv_lora_rank: 512, qk_rope_head_dim: 64, qk_nope_head_dim: 64, "
+    "v_head_dim: 64}",
+    "model.parameters=1000000",
+)
+ENCODER = (
+    *WINDOW[:1],
+    # The numbers of the preset beside which these fields stand.
+    "model.geometry={model_type: whisper, d_model: 576, decoder_layers: 30, decoder_attention_heads: 9}",
+    "model.geometry.max_target_positions=8192",
+    "model.geometry.num_key_value_heads=9",
+    "model.parameters=1000000",
+)
+OF_KIND = {"window": WINDOW, "chunk": CHUNK, "latent": LATENT, "encoder": ENCODER, "full": GPU}
+# Another value of a key, and beside what it shows; where neither choices nor type tell.
+OTHER = {
+    "model.path": "/nowhere",
+    "model.weight_bytes": "7GiB",
+    "model.name": "other",
+    "model.chat": "false",
+    "model.package": "other==1",
+    "model.cpu_dtype": "bfloat16",
+    "model.geometry": "{num_hidden_layers: 3}",
+    "model.parameters": "99",
+    "cache.block_size": "64",
+    "cache.content": "nothing-such",
+    "cache.retention": "nothing-such",
+    "cache.memory": "1GiB",
+    "cache.num_blocks": "700",
+    "cache.utilization": "0.5",
+    "cache.eviction": "nothing-such",
+    "cache.dtype": "fp8_e4m3",
+    "cache.mla": "expanded",
+    "cache.placement": "packed",
+    "engine.max_model_len": "100",
+    "engine.max_num_seqs": "3",
+    "engine.max_num_batched_tokens": "100000",
+    "backend": "triton",
+    "device.capability": "[7,0]",
+    "device.kind": "rocm",
+    "sampling.stop": "[x]",
+    "sampling.stop_token_ids": "[3]",
+    "plan.lengths": "[77]",
+    "prompts": "/nowhere",
+    "a": "nobody",
+    "b": "nobody",
+    "case": "none",
+    "html": "page.html",
+    "what": "attention",
+    "output": "text",
+}
+BESIDE = {
+    "engine.max_model_len": WINDOW,
+    "engine.max_num_seqs": CHUNK,
+    "engine.max_num_batched_tokens": CHUNK,
+    "cache.placement": ("device=cpu", "backend=torch", "backends.torch.layout=kv_first"),
+    "cache.scales": (*GPU, "cache.dtype=int8"),
+    "cache.mla": LATENT,
+    "model.cpu_dtype": ("device=cpu",),
+    "device.capability": (*GPU, "backend=flash_attn"),
+    "device.arch": ("device=mi300x-192gb", "backend=triton", "model.dtype=bfloat16", "cache.dtype=fp8_e4m3"),
+}
+
+
+def other_value(key) -> str:
+    if key.path in OTHER:
+        return OTHER[key.path]
+    if key.choices:
+        return next(c for c in key.choices if c not in (key.default, "auto"))
+    if key.path.startswith("backend_by_kind."):
+        return "torch"
+    if key.type == "bool":
+        return str(not key.default).lower()
+    if key.type in ("int", "float"):
+        return str((key.default or 0) + (1 if key.type == "int" else 0.5) if key.most is None else 0.25)
+    return "another"
+
+
+def beside(key) -> tuple[str, ...]:
+    if key.path in BESIDE:
+        return BESIDE[key.path]
+    if (kind := key.path.rpartition(".")[2]) in OF_KIND and "by_kind" in key.path:
+        return OF_KIND[kind]
+    if key.path.endswith((".emulate", ".interpret")):
+        return ("device=cpu", f"backend={key.path.split('.')[1]}")
+    if (found := re.match(r"backends\.(\w+)\.", key.path)) is not None:
+        device = ("device=cpu",) if found[1] == "torch" else GPU
+        return (*device, f"backend={found[1]}", "model.dtype=bfloat16")
+    return GPU
+
+
+@cache
+def answer(*words: str) -> str:
+    """All that a command says, on both streams."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = main(words)
+    assert status in (0, 1, 2), err.getvalue()
+    return f"{status} {out.getvalue()}" + (err.getvalue() if status == 2 else "")
+
+
+@pytest.mark.parametrize(
+    "name", ["plan", *(pytest.param(name, marks=pytest.mark.long) for name in ("layout", "backends"))]
+)
+def test_every_key_of_the_planning_commands_changes_what_is_said(name):
+    known = {k.path for k in all_keys(installed(), command(name).root)}
+    idle = []
+    for key in all_keys(installed(), command(name).root):
+        words = [w for w in beside(key) if w.startswith(("model.geometry", "device=")) or w.partition("=")[0] in known]
+        words = [w for w in words if w.partition("=")[0] != key.path]
+        before = answer(name, *words, "output=json")
+        if before == answer(name, *words, "output=json", f"{key.path}={other_value(key)}"):
+            idle.append((key.path, other_value(key)))
+    assert not idle
+
+
+def everything() -> set[str]:
+    """Every key of every command, the unbuilt ones included."""
+    roots = [command(name).root for name in NAMES]
+    return {k.path for root in roots for k in all_keys(installed(), root)} | {k for r in roots for k in r.UNBUILT}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_other_key_is_refused_with_its_name(name):
+    root = command(name).root
+    taken = {k.path for k in all_keys(installed(), root)} | set(root.UNBUILT)
+    others = everything() - taken
+    assert name == "run" or len(others) > 10
+    for path in others:
+        with pytest.raises(KVCoreError) as caught:
+            compose([f"{path}=null"], installed(), root)
+        assert caught.value.field == path
+    for path in root.UNBUILT:
+        with pytest.raises(NotBuiltError) as caught:
+            compose([f"{path}=7"], installed(), root)
+        assert caught.value.field == path
+        compose([f"{path}={root.UNBUILT[path][0]}"], installed(), root)  # what says "without it" is no error
+
+
+def test_help_names_the_keys_that_are_taken_and_nothing_unbuilt():
+    for name in NAMES:
+        out = io.StringIO()
+        with redirect_stdout(out):
+            assert main([name, "--help"]) == 0
+        root = command(name).root
+        named = re.findall(r"^  ([a-z_0-9.]+): ", out.getvalue(), re.M)
+        assert named == [k.path for k in all_keys(installed(), root)]
+        assert not [word for word in root.UNBUILT if word in out.getvalue()]
+
+
+def told(words, root) -> object:
+    """What an engine would be built from and asked, or the error."""
+    try:
+        composed = compose(words, installed(), root)
+        config, built = composed.config, build(composed, installed(), purpose="plan")
+    except KVCoreError as error:
+        return str(error)
+    rest = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in ("model", "device", "backends")}
+    return built, rest
+
+
+def test_every_key_of_run_reaches_the_engine_or_what_it_is_asked():
+    """`test_every_key_of_the_planning_commands...` has shown that planning reads the settings; here what is left."""
+    root, idle = command("run").root, []
+    planned = {k.path for k in all_keys(installed(), command("plan").root)}
+    for key in all_keys(installed(), root):
+        if key.path in planned or key.path == "model.package":  # read only where the weights are fetched
+            continue
+        words = beside(key)
+        if told(words, root) == told([*words, f"{key.path}={other_value(key)}"], root):
+            idle.append((key.path, other_value(key)))
+    assert not idle
+
+
+def test_every_key_of_conform_reaches_the_kit(monkeypatch, tmp_path):
+    from kvcore.testing.report import conform as kit
+
+    asked = []
+
+    def record(names, *, level, where, options, facts, registry, report):
+        asked.append((names, level, where, options, facts))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(kit, "conform", record)
+    monkeypatch.chdir(tmp_path)
+    for key in all_keys(installed(), command("conform").root):
+        if key.path in ("html", "output") or key.path.startswith("device."):
+            continue
+        words = ["device=cpu", "backend=torch"][: 1 if key.path == "backend" else 2]
+        main(["conform", *words])
+        said = main(["conform", *words, f"{key.path}={other_value(key)}"])
+        assert said == 2
+        # A value that an option refuses does not come as far: twice asked, or once and told why.
+        assert len(asked) == 1 or asked[0] != asked[1], key.path
+        asked.clear()
