@@ -80,8 +80,8 @@ def placement(docs: Path) -> str:
     budget = Budget(num_blocks=4)
     block_first = _hybrid(hnd(CONTENT), budget, "slots")
     field_first = _hybrid(nhd(CONTENT, name="kv_first", order="field_first"), budget, "slots")
-    large = _hybrid(hnd(CONTENT), Budget(memory_bytes=1), "packed", every=4).configs[0].large_page_bytes
-    packed = _hybrid(hnd(CONTENT), Budget(memory_bytes=3 * large), "packed", every=4)
+    large = _hybrid(hnd(CONTENT), Budget(memory=1), "packed", every=4).configs[0].large_page_bytes
+    packed = _hybrid(hnd(CONTENT), Budget(memory=3 * large), "packed", every=4)
     for title, made, what in (
         ("Slots, block-first", block_first, "A block id covers one page in each tensor."),
         ("Slots, field-first", field_first, "A block id covers one piece of the keys' run and one of the values'."),
@@ -118,5 +118,5 @@ def smollm2(docs: Path) -> str:
     content = KVHeads(3, 64, dtype="float32")
     caches = {CacheId(i): KVCacheSpec(content, Full()) for i in range(30)}
     offer = LayoutOffer("torch", (LayoutOption(hnd(content), KernelBlocks(multiple_of=1)),))
-    made = plan(caches, dict.fromkeys(caches, offer), Budget(memory_bytes=512 << 20), Limits(max_model_len=8192))
+    made = plan(caches, dict.fromkeys(caches, offer), Budget(memory=512 << 20), Limits(max_model_len=8192))
     return "```text\n" + made.explain() + "\n```\n"

@@ -16,6 +16,7 @@ from kvcore.errors import ConfigError
 from kvcore.plan.capacity import Limits
 from kvcore.settings.cache import DTYPES, CacheSettings
 from kvcore.settings.key import check, key
+from kvcore.settings.units import MOST_BYTES
 
 # What is named but not built: the value that says "without it", and what to do.
 Unbuilt = Mapping[str, tuple[str, str]]
@@ -37,7 +38,7 @@ class ModelKeys:
     package: str | None = key(None, "package that brings a preset's weights, NAME==VERSION")
     chat: bool | None = key(None, "what chat=auto means")
     cpu_dtype: str | None = key(None, "what dtype=auto means on a CPU", choices=DTYPES)
-    parameters: int | None = key(None, "number of weights", least=1)
+    parameters: int | None = key(None, "number of weights", least=1, most=2**50)
     geometry: dict[str, Any] = key({}, "content of config.json, inline: any of its fields below this key")
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class DeviceKeys:
     name: str = key("", "its name")
     capability: list[int] | None = key(None, "its CUDA compute capability")
     arch: str = key("", "instruction set of a described ROCm device")
-    memory_bytes: int | None = key(None, "total memory of a described device", least=1)
+    memory_bytes: int | None = key(None, "total memory of a described device", least=1, most=MOST_BYTES)
 
     def __post_init__(self) -> None:
         check(self, "device")

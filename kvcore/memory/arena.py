@@ -29,9 +29,7 @@ class Arena:
 
     def __init__(self, nbytes: int, device: str | torch.device = "cpu", *, pinned: bool = False) -> None:
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
-            raise ConfigError(
-                "an arena needs a positive number of bytes", field="cache.memory", got=nbytes, allowed=">= 1"
-            )
+            raise ConfigError("an arena needs a positive number of bytes", field="nbytes", got=nbytes, allowed=">= 1")
         self.nbytes = nbytes
         self.device = torch.device(device)
         # Whole units of 256 bytes, so that the bytes can be reinterpreted as any dtype, and one unit more

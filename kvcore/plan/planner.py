@@ -12,6 +12,8 @@ from kvcore.plan.capacity import Capacity, Limits
 from kvcore.plan.config import ARENA_ALIGNMENT, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Placement
 from kvcore.plan.groups import LayoutOffer, choose, classes
 from kvcore.plan.placement import PackedPlacement, SlotsPlacement, packed, slots
+from kvcore.settings.key import check, key
+from kvcore.settings.units import MOST_BYTES
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.dtypes import dtype, round_up
 
@@ -20,20 +22,18 @@ from kvcore.spec.dtypes import dtype, round_up
 class Budget:
     """How large the cache is: bytes of the arena, or a number of blocks; exactly one is given."""
 
-    memory_bytes: int | None = None
-    num_blocks: int | None = None
+    memory: int | None = key(None, "bytes of the arena", least=1, most=MOST_BYTES)
+    num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)
 
     def __post_init__(self) -> None:
-        if (self.memory_bytes is None) == (self.num_blocks is None):
+        check(self, "cache")
+        if (self.memory is None) == (self.num_blocks is None):
             raise ConfigError(
                 "give the arena in bytes or in blocks",
                 field="cache.memory",
-                got=(self.memory_bytes, self.num_blocks),
+                got=(self.memory, self.num_blocks),
                 allowed="one of cache.memory and cache.num_blocks",
             )
-        for key, value in (("cache.memory", self.memory_bytes), ("cache.num_blocks", self.num_blocks)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{key} must be positive", field=key, got=value, allowed=">= 1")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def plan(
 
 
 def _slots_config(placement: SlotsPlacement, budget: Budget) -> KVCacheConfig:
-    count = budget.num_blocks if budget.num_blocks is not None else placement.num_blocks(budget.memory_bytes or 0)
+    count = budget.num_blocks if budget.num_blocks is not None else placement.num_blocks(budget.memory or 0)
     groups = tuple(
         KVCacheGroupSpec(
             index=i,
@@ -165,7 +165,7 @@ def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
             allowed="cache.memory=BYTES",
         )
     large = placement.large_page_bytes
-    count = (budget.memory_bytes or 0) // large
+    count = (budget.memory or 0) // large
     groups = tuple(
         KVCacheGroupSpec(
             index=i,

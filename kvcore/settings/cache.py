@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from kvcore.errors import ConfigError
 from kvcore.settings.key import MOST, check, key
-from kvcore.settings.units import parse_bytes
+from kvcore.settings.units import MOST_BYTES, parse_bytes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHE_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8", "int4")
@@ -40,7 +40,7 @@ class CacheSettings:
     content: str = key("auto", "what a token stores; plugins bring more kinds")
     retention: str = key("auto", "how long tokens stay; plugins bring more kinds")
     placement: str = key("auto", "where pages lie; auto is slots", choices=("auto", "slots", "packed"))
-    memory: int | str | None = key(None, "bytes of the arena, such as 2GiB; not with num_blocks")
+    memory: int | str | None = key(None, "bytes of the arena, such as 2GiB; not with num_blocks", most=MOST_BYTES)
     num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)
     utilization: float = key(0.9, "share of the device's memory that the engine may use", least=0.01, most=1)
     mla: str = key("auto", "latent attention: as latents, or keys and values", choices=("auto", "latent", "expanded"))

@@ -45,7 +45,7 @@ def configured(content, layout, placement, ratio):
     specs = {CacheId(i): KVCacheSpec(content, r) for i, r in enumerate((Full(), Full(), Window(20)))}
     option = LayoutOption(layout, KernelBlocks(sizes=(8 // ratio,)))
     offers = dict.fromkeys(specs, LayoutOffer("b", (option,)))
-    budget = Budget(num_blocks=6) if placement == "slots" else Budget(memory_bytes=1 << 17)
+    budget = Budget(num_blocks=6) if placement == "slots" else Budget(memory=1 << 17)
     return specs, plan(specs, offers, budget, Limits(64), placement=placement, block_size=8).configs[0]
 
 

@@ -52,8 +52,8 @@ def make(parts, *, placement="slots", block_size=8, blocks=12, large_pages=4):
 
     if placement == "slots":
         return planned(Budget(num_blocks=blocks))
-    large = planned(Budget(memory_bytes=1 << 30)).large_page_bytes
-    return planned(Budget(memory_bytes=large_pages * large))
+    large = planned(Budget(memory=1 << 30)).large_page_bytes
+    return planned(Budget(memory=large_pages * large))
 
 
 HALF, SINGLE = KVHeads(2, 8, dtype="float16"), KVHeads(2, 8, dtype="float32")

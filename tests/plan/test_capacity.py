@@ -28,8 +28,8 @@ def planned(model: Model, units: int, limits: Limits) -> Plan:
     """The plan with this many ids (slots) or large pages (packed)."""
     if model.placement == "slots":
         return model.plan(Budget(num_blocks=units), limits)
-    large = model.plan(Budget(memory_bytes=1), limits).configs[0].large_page_bytes
-    return model.plan(Budget(memory_bytes=units * large), limits)
+    large = model.plan(Budget(memory=1), limits).configs[0].large_page_bytes
+    return model.plan(Budget(memory=units * large), limits)
 
 
 def taken(groups: tuple[KVCacheGroupSpec, ...], blocks: list[int]) -> int:
@@ -90,7 +90,7 @@ def test_capacity_grows_with_memory_and_shrinks_with_length(
 
 @given(models(), st.integers(1, 60_000), st.integers(1, 60_000), limits)
 def test_more_bytes_never_hold_less(model: Model, a: int, b: int, limits: Limits) -> None:
-    small, large = (model.plan(Budget(memory_bytes=m), limits).capacity for m in sorted((a, b)))
+    small, large = (model.plan(Budget(memory=m), limits).capacity for m in sorted((a, b)))
     assert small.total <= large.total
     assert small.simultaneous(64) <= large.simultaneous(64)
     assert small.longest() <= large.longest()
@@ -115,8 +115,8 @@ def test_the_longest_length_fits_and_the_next_does_not(model: Model, units: int,
 @given(models(), limits)
 def test_needed_bytes_are_needed_and_enough(model: Model, limits: Limits) -> None:
     needed = planned(model, 1, limits).needed_bytes
-    assert model.plan(Budget(memory_bytes=needed), limits).fits
-    assert not model.plan(Budget(memory_bytes=needed - 1), limits).fits
+    assert model.plan(Budget(memory=needed), limits).fits
+    assert not model.plan(Budget(memory=needed - 1), limits).fits
 
 
 def blocks_read(r: Retention, queries: range, tokens: int, block_size: int) -> set[int]:

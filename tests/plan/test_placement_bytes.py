@@ -113,7 +113,7 @@ def check_packed(config: KVCacheConfig) -> None:
 def test_views_under_slots(model: Model, blocks: int, limits: Limits) -> None:
     per_block = model.plan(Budget(num_blocks=1), limits).configs[0].total_bytes
     memory_bytes = blocks * per_block + 1 + blocks * 7
-    config = model.plan(Budget(memory_bytes=memory_bytes), limits).configs[0]
+    config = model.plan(Budget(memory=memory_bytes), limits).configs[0]
     assert config.total_bytes <= memory_bytes
     check_views(config)
     check_slots(config)
@@ -121,9 +121,9 @@ def test_views_under_slots(model: Model, blocks: int, limits: Limits) -> None:
 
 @given(models(("packed",)), st.integers(0, 3), limits)
 def test_views_under_packed(model: Model, pages: int, limits: Limits) -> None:
-    large = model.plan(Budget(memory_bytes=1), limits).configs[0].large_page_bytes
+    large = model.plan(Budget(memory=1), limits).configs[0].large_page_bytes
     memory_bytes = pages * large + large - 1
-    config = model.plan(Budget(memory_bytes=memory_bytes), limits).configs[0]
+    config = model.plan(Budget(memory=memory_bytes), limits).configs[0]
     assert config.num_large_pages == pages
     assert config.total_bytes <= memory_bytes
     check_views(config)
@@ -148,15 +148,15 @@ def test_views_of_field_first_plans(heads: int, dim: int, ratio: int, blocks: in
 
 @given(models(("slots",)), memory, limits)
 def test_one_more_block_would_not_fit(model: Model, memory_bytes: int, limits: Limits) -> None:
-    config = model.plan(Budget(memory_bytes=memory_bytes), limits).configs[0]
+    config = model.plan(Budget(memory=memory_bytes), limits).configs[0]
     more = model.plan(Budget(num_blocks=config.num_blocks + 1), limits).configs[0]
     assert config.total_bytes <= memory_bytes < more.total_bytes
 
 
 @given(models(("packed",)), limits)
 def test_rulers_do_not_depend_on_the_memory(model: Model, limits: Limits) -> None:
-    small = model.plan(Budget(memory_bytes=1), limits).configs[0]
-    large = model.plan(Budget(memory_bytes=10**12), limits).configs[0]
+    small = model.plan(Budget(memory=1), limits).configs[0]
+    large = model.plan(Budget(memory=10**12), limits).configs[0]
     assert small.num_large_pages == 0
     assert small.large_page_bytes == large.large_page_bytes
     for a, b in zip(small.kv_cache_groups, large.kv_cache_groups, strict=True):
@@ -166,7 +166,7 @@ def test_rulers_do_not_depend_on_the_memory(model: Model, limits: Limits) -> Non
 @given(models(("packed",)), limits)
 def test_packing_wastes_no_more_than_one_block_a_large_page(model: Model, limits: Limits) -> None:
     """Against the plainest packing there is: one block of the widest group to a large page."""
-    config = model.plan(Budget(memory_bytes=10**9), limits).configs[0]
+    config = model.plan(Budget(memory=10**9), limits).configs[0]
     need = [g.page_bytes * len(g.cache_ids) for g in config.kv_cache_groups]
     step = int(np.lcm.reduce([256, *(g.layout.layout.alignment * g.ratio for g in config.kv_cache_groups)]))
     plain = -(-max(need) // step) * step

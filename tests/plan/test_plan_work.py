@@ -89,7 +89,7 @@ def test_ten_thousand_layers(name: str, where: str) -> None:
     def work(count: int) -> int:
         caches, profile = _layers(name, count), cProfile.Profile()
         profile.enable()
-        made = plan(caches, {}, Budget(memory_bytes=64 << 30), Limits(8192), placement=where)
+        made = plan(caches, {}, Budget(memory=64 << 30), Limits(8192), placement=where)
         made.explain()
         for cache in caches:
             made.configs[0].field_views(cache)

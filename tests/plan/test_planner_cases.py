@@ -47,7 +47,7 @@ def planned(case: dict[str, Any], memory_bytes: int) -> Plan:
     caches = {CacheId(i): spec(content) for i in range(case["layers"])}
     offers = {c: block_first(content, KernelBlocks(multiple_of=1)) for c in caches}
     limits = Limits(max_model_len=case["max_model_len"])
-    return Model(caches, offers, case["block_size"], "slots").plan(Budget(memory_bytes=memory_bytes), limits)
+    return Model(caches, offers, case["block_size"], "slots").plan(Budget(memory=memory_bytes), limits)
 
 
 def test_there_are_cases() -> None:

@@ -56,7 +56,7 @@ def test_a_backend_with_both_layouts_gives_way_to_one_with_one() -> None:
 def test_packed_takes_the_block_first_option_or_refuses() -> None:
     offers = {c: kv_first(CONTENT) for c in FULL_AND_WINDOW}
     with pytest.raises(LayoutError) as info:
-        plan(FULL_AND_WINDOW, offers, Budget(memory_bytes=1 << 20), LIMITS, placement="packed")
+        plan(FULL_AND_WINDOW, offers, Budget(memory=1 << 20), LIMITS, placement="packed")
     assert info.value.field == "cache.placement"
 
 
@@ -119,7 +119,7 @@ def test_views_beyond_31_bit_offsets_are_refused() -> None:
 
 def test_an_arena_that_holds_nothing_is_a_plan_that_does_not_fit() -> None:
     for placement in ("slots", "packed"):
-        made = plan(FULL_AND_WINDOW, {}, Budget(memory_bytes=1), LIMITS, placement=placement)
+        made = plan(FULL_AND_WINDOW, {}, Budget(memory=1), LIMITS, placement=placement)
         data = made.as_dict()
         assert data["fits"] is False
         assert data["max_model_len_fits"] == data["max_concurrency"] == data["tokens"] == 0
@@ -132,8 +132,8 @@ def test_an_arena_that_holds_nothing_is_a_plan_that_does_not_fit() -> None:
     ("make", "kind", "field"),
     [
         (lambda: Budget(), ConfigError, "cache.memory"),
-        (lambda: Budget(memory_bytes=1, num_blocks=1), ConfigError, "cache.memory"),
-        (lambda: Budget(memory_bytes=0), ConfigError, "cache.memory"),
+        (lambda: Budget(memory=1, num_blocks=1), ConfigError, "cache.memory"),
+        (lambda: Budget(memory=0), ConfigError, "cache.memory"),
         (lambda: Budget(num_blocks=-1), ConfigError, "cache.num_blocks"),
         (lambda: Limits(0), ConfigError, "engine.max_model_len"),
         (lambda: Limits(1, max_num_batched_tokens=0), ConfigError, "engine.max_num_batched_tokens"),

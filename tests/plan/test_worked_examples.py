@@ -25,7 +25,7 @@ def gpt2(budget: Budget, block_size: int = 16) -> Plan:
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(16, 18_545), (32, 9_272)])
 def test_gpt2_pages_and_views(block_size: int, blocks: int) -> None:
-    config = gpt2(Budget(memory_bytes=12 * GPT2_TENSOR_BYTES), block_size).configs[0]
+    config = gpt2(Budget(memory=12 * GPT2_TENSOR_BYTES), block_size).configs[0]
     (group,) = config.kv_cache_groups
     assert group.page_bytes == 49_152 * block_size // 16
     assert config.num_blocks == blocks
@@ -67,7 +67,7 @@ def test_llama_2_70b() -> None:
     limits = Limits(max_model_len=4096)
     model = Model(caches, offers, 16, "slots")
     block_bytes = 16 * 327_680
-    plan = model.plan(Budget(memory_bytes=40 * GIB + block_bytes), limits)
+    plan = model.plan(Budget(memory=40 * GIB + block_bytes), limits)
     data = plan.as_dict()
     assert data["bytes_per_token"] == 327_680
     assert data["bytes_per_block"] == block_bytes
@@ -76,7 +76,7 @@ def test_llama_2_70b() -> None:
     assert data["tokens"] == 32 * 4096
     assert data["simultaneous"]["1024"] == 128
     assert data["waste_fraction"] == 0
-    assert model.plan(Budget(memory_bytes=40 * GIB), limits).as_dict()["max_concurrency"] == 31
+    assert model.plan(Budget(memory=40 * GIB), limits).as_dict()["max_concurrency"] == 31
 
 
 @pytest.mark.parametrize("window", [512, 1024, 4096])
@@ -85,7 +85,7 @@ def test_five_windows_to_one_full_layer_are_grouped_without_waste(window: int) -
     content = KVHeads(4, 64, dtype="bfloat16")
     caches = {CacheId(i): spec(content, Full() if i % 6 == 5 else Window(window)) for i in range(62)}
     offers = {c: block_first(content) for c in caches}
-    plan = Model(caches, offers, 16, "slots").plan(Budget(memory_bytes=GIB), Limits(max_model_len=8192))
+    plan = Model(caches, offers, 16, "slots").plan(Budget(memory=GIB), Limits(max_model_len=8192))
     data = plan.as_dict()
     page = 16 * 4 * 64 * 2 * 2
     resident = 10 * (8192 // 16) + 52 * (window // 16 + 1)

@@ -126,7 +126,7 @@ def _packed(
     """The smallest packed arena, in powers of two, in which every group finds its blocks."""
     memory = 1 << 16
     while True:
-        budget = Budget(memory_bytes=memory)
+        budget = Budget(memory=memory)
         config = plan(specs, offers, budget, limits, placement="packed", block_size=block_size).configs[0]
         pages = max(0, config.num_large_pages - 1) // len(config.kv_cache_groups)
         if all(pages * g.blocks_per_large_page >= needed for g in config.kv_cache_groups):

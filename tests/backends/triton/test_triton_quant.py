@@ -171,7 +171,7 @@ def test_scales_survive_packed_pages_and_block_copies(dtype, granularity, layout
         c: LayoutOffer("triton", (TritonBackendSpec.layouts(s, DeviceFacts("cpu"), options)[layout],), 63)
         for c, s in specs.items()
     }
-    config = plan(specs, offers, Budget(memory_bytes=1 << 20), Limits(64), placement="packed", block_size=32).configs[0]
+    config = plan(specs, offers, Budget(memory=1 << 20), Limits(64), placement="packed", block_size=32).configs[0]
     arena = Arena(config.total_bytes)
     group = config.group_of(CacheId(0))
     blocks = list(range(group.blocks_per_large_page, group.num_blocks))
