@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
     from kvcore.attention.batch import Batch, GroupBatch
     from kvcore.attention.device import gpu_facts
-    from kvcore.attention.query import AttentionQuery, Capabilities, Mask
+    from kvcore.attention.query import AttentionQuery, Capabilities, Feature, Mask
     from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts, NoOptions
     from kvcore.errors import (
         BackendUnavailableError,
@@ -79,6 +79,7 @@ __all__ = [
     "Encoder",
     "EvictionPolicy",
     "FamilyAdapter",
+    "Feature",
     "Fields",
     "Full",
     "GroupBatch",
@@ -128,7 +129,7 @@ __all__ = [
 
 # Where each name lives. First the declarations, contents, retentions, adapters, policies and hooks: no torch.
 _HOMES = {
-    "attention.query": "AttentionQuery Capabilities Mask",
+    "attention.query": "AttentionQuery Capabilities Feature Mask",
     "attention.spec": "API_VERSION BackendSpec DeviceFacts NoOptions",
     "errors": "BackendUnavailableError BackendUnsupportedError ConfigError IntegrityError KVCoreError LayoutError "
     "ModelError NotBuiltError Refusal",

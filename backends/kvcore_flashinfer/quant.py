@@ -16,10 +16,11 @@ def encode(
 ) -> dict[str, torch.Tensor]:
     """The codes of keys and values [T, K, D], beyond the format's range its largest finite one."""
     codes = {}
-    for name, scale in (("k", layer.k_scale), ("v", layer.v_scale)):
+    for name in ("k", "v"):
+        scale: torch.Tensor = getattr(layer, f"{name}_scale")
         stored, values = cache[name].dtype, tensors[name].float()
         top = torch.finfo(stored).max
-        codes[name] = (values if scale is None else values / scale).clamp_(-top, top).to(stored)
+        codes[name] = (values / scale).clamp_(-top, top).to(stored)
     return codes
 
 

@@ -29,7 +29,7 @@ class TorchBackend(AttentionBackend):
     that its queries can see. Sums are float32, or float64 where queries or cache are float64.
     """
 
-    def __init__(self, device: str, options: TorchOptions) -> None:
+    def __init__(self, device: str, options: TorchOptions | None = None) -> None:
         self.device = torch.device(device)
 
     def prepare(self, batch: Batch, group: AttentionGroup) -> StepPlan:

@@ -1,6 +1,6 @@
 """Quantized caches: int8 and fp8 codes, with a scale for the tensor, each head, or each token and head.
 
-    scale    tensor, head    a constant of the layer (1 where it brings none)
+    scale    tensor, head    a constant of the layer
              token_head      amax / top over one token and head, float32, a field of the page
     code     value / scale, rounded half to even, clamped to -top .. top
     top      int8 127, fp8 e4m3 448, fp8 e5m2 57344
@@ -51,10 +51,8 @@ def decode(layer: AttentionLayer, name: str, values_KnD: torch.Tensor, scales_Kn
 
 
 def constant_scale(layer: AttentionLayer, name: str) -> torch.Tensor:
-    """The layer's float32 scale, [] or [K, 1]; 1 where the checkpoint brings none."""
-    found = layer.k_scale if name == "k" else layer.v_scale
-    if found is None:
-        return torch.ones(())
+    """The layer's float32 scale, [] or [K, 1]."""
+    found: torch.Tensor = getattr(layer, f"{name}_scale")
     return found[:, None] if found.dim() else found
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kvcore.attention.batch import Batch
 from kvcore.attention.query import AttentionQuery
+from kvcore.errors import SpecError
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.layout import SizedLayout
 
@@ -22,10 +23,14 @@ class AttentionLayer:
     Attributes:
         cache_id: The cache the layer reads (and writes, unless `shared`).
         query: Its facts; mask, scale and soft-cap are read here, never off the KV group.
-        alibi_slopes: float32 [H], or None.
-        sinks: float32 [H] extra logits, or None.
-        k_scale, v_scale: float32 scales, shape [] or [K], where the cache is quantized by tensor or head.
+        alibi_slopes: float32 [H] exactly where the query says `alibi`.
+        sinks: float32 [H] extra logits exactly where the query says `sinks`.
+        k_scale, v_scale: float32, [] where the cache is quantized by tensor and [K] by head, else None.
+            A code times its scale is the value.
         shared: The layer reads another layer's cache and never writes.
+
+    Raises:
+        SpecError: A tensor that the facts ask for is missing or misshapen, or one is given that they do not name.
     """
 
     cache_id: CacheId
@@ -35,6 +40,27 @@ class AttentionLayer:
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        query = self.query
+        scale = {"tensor": (), "head": (query.num_kv_heads,)}.get(query.quant or "")
+        self._check("alibi_slopes", (query.num_heads,) if query.alibi else None)
+        self._check("sinks", (query.num_heads,) if query.sinks else None)
+        self._check("k_scale", scale)
+        self._check("v_scale", scale)
+
+    def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
+        """Fails closed: a fact without its tensor would be ignored by one backend and crash in another."""
+        found: torch.Tensor | None = getattr(self, name)
+        got = None if found is None else tuple(found.shape)
+        if got == shape and (found is None or found.dtype == torch.float32):
+            return
+        raise SpecError(
+            f"layer {self.cache_id} and its facts disagree about {name}",
+            field=name,
+            got="none" if found is None else f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}",
+            allowed="none: the query does not name it" if shape is None else f"float32 {list(shape)}",
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +103,11 @@ class AttentionBackend(ABC):
     ) -> None:
         """Store the step's tokens into the slots of the group's slot mapping; -1 writes nothing.
 
+        Called once a step for each layer that owns its cache, before its `attend`. The backend quantizes: it
+        *divides* by the scale (`attend` multiplies), rounds to the nearest code, ties to the even one, and
+        saturates at the largest finite value (int8 at -127 and 127). Scales of tensor and head are the layer's;
+        those of token and head are the largest magnitude over the largest code, float32, written beside the codes.
+
         Args:
             layer: The layer.
             tensors: For KV heads ``k`` [T, K, D] and ``v`` [T, K, Dv]; quantized where the layout says so.
@@ -105,5 +136,5 @@ class AttentionBackend(ABC):
             metadata: From `prepare`.
             out: [T, H, Dv]; a row that sees no key becomes 0.
             lse: float32 [T, H] natural log-sum-exp after scale and soft-cap, the sink included;
-                -inf for a row that sees no key. None when it is not wanted.
+                -inf for a row that sees no key, where there is a sink as well. None when it is not wanted.
         """

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 
 from kvcore.errors import Refusal, SpecError, natural
+from kvcore.spec.content import GRANULARITIES
+from kvcore.spec.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,22 @@ class Mask:
         window = None if self.window is not None and self.window >= longest else self.window
         chunk = None if self.chunk is not None and self.chunk >= longest else self.chunk
         return self if (window, chunk) == (self.window, self.chunk) else Mask(self.causal, window, chunk)
+
+
+class Feature(StrEnum):
+    """Every optional feature that a query can ask for; `Capabilities.features` names those that are honoured."""
+
+    BIDIRECTIONAL = "bidirectional"  # Queries see later keys too.
+    WINDOW = "window"  # Keys further back than a window are hidden.
+    CHUNK = "chunk"  # Keys of other chunks are hidden.
+    SCALE = "scale"  # A softmax scale other than head_dim ** -0.5.
+    SOFTCAP = "softcap"  # Scores pass through cap * tanh(score / cap).
+    ALIBI = "alibi"  # Slopes of the layer lower scores by distance.
+    SINKS = "sinks"  # One extra logit a head in the denominator.
+    QUANT = "quant"  # The cache holds codes and scales.
+    LSE = "lse"  # The log-sum-exp is wanted.
+    GRAPH_CAPTURE = "graph_capture"  # The step must be capturable.
+    UNLIKE_DIMS = "unlike_dims"  # Values have another dimension than keys.
 
 
 @dataclass(frozen=True)
@@ -126,7 +145,7 @@ class Capabilities:
         contents: Kinds of content.
         dtypes: Query dtypes.
         cache_dtypes: Cache dtypes; empty means the query's own dtype only.
-        features: Names from `AttentionQuery.features` that are honoured.
+        features: Names of `Feature` that are honoured; another name is refused at declaration.
         head_dims: Allowed key dimensions, or None for any.
         group_sizes: Allowed query heads a KV head, or None for any.
         granularities: Allowed scale granularities, for `quant`.
@@ -139,6 +158,26 @@ class Capabilities:
     head_dims: Collection[int] | None = None
     group_sizes: Collection[int] | None = None
     granularities: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        """A word that no query ever says would serve nothing: it is a slip, and is refused where it is written."""
+        known: dict[str, Collection[str]] = {
+            "dtypes": DTYPES,
+            "cache_dtypes": DTYPES,
+            "features": [f.value for f in Feature],
+            "granularities": GRANULARITIES,
+        }
+        for name, allowed in known.items():
+            given = getattr(self, name)
+            unknown = [given] if isinstance(given, str) else [x for x in given if x not in allowed]
+            if unknown:
+                raise SpecError(
+                    f"Capabilities.{name} names what no query asks for",
+                    field=name,
+                    got=unknown[0],
+                    allowed=sorted(allowed),
+                    remedy="give a tuple of the allowed names",
+                )
 
     def check(self, query: AttentionQuery) -> Refusal | None:
         """The first fact of `query` outside the table, or None when all are inside."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from kvcore.errors import SpecError
 from kvcore.spec.dtypes import ceil_div, dtype, nbytes, positive
 
 Granularity = Literal["tensor", "head", "token_head"]
+GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,9 @@ class Quant:
     granularity: Granularity = "tensor"
 
     def __post_init__(self) -> None:
-        if self.granularity not in ("tensor", "head", "token_head"):
+        if self.granularity not in GRANULARITIES:
             raise SpecError(
-                "unknown scale granularity",
-                field="cache.scales",
-                got=self.granularity,
-                allowed=("tensor", "head", "token_head"),
+                "unknown scale granularity", field="cache.scales", got=self.granularity, allowed=GRANULARITIES
             )
 
 

@@ -49,6 +49,7 @@ def bind(
     """
     layers: dict[CacheId, BoundLayer] = {}
     groups: list[tuple[AttentionBackend, AttentionGroup]] = []
+    unit: list[str] = []
     queries = facts.queries
     for group in config.kv_cache_groups:
         caches = [c for c in (*group.cache_ids, *group.shared) if c in queries]
@@ -60,20 +61,20 @@ def bind(
             members = []
             for cache in sorted(c for c in caches if queries[c] == query):
                 own = {name: t.float() for name, t in parameters(cache).items()}
+                if query.quant in ("tensor", "head") and not own.keys() & {"k_scale", "v_scale"}:
+                    shape = () if query.quant == "tensor" else (query.num_kv_heads,)
+                    one = torch.ones(shape, device=next(iter(views[cache].values())).device)
+                    own |= {"k_scale": one, "v_scale": one}
+                    unit.append(query.cache_dtype)
                 layer = AttentionLayer(cache, query, **own, shared=cache in group.shared)
                 layers[cache] = BoundLayer(layer, backend, len(groups), views[cache])
                 members.append(layer)
             groups.append((backend, AttentionGroup(group.index, query, tuple(members), group.layout)))
-    _warn_of_unit_scales([bound.layer for bound in layers.values()])
-    return Binding(layers, tuple(groups))
-
-
-def _warn_of_unit_scales(layers: list[AttentionLayer]) -> None:
-    """Constant scales that neither the checkpoint nor a file brings are 1.0: right for some models only."""
-    unit = [x for x in layers if x.query.quant in ("tensor", "head") and x.k_scale is None]
     if unit:
+        # Constant scales that neither the checkpoint nor a file brings: 1.0 is right for some models only.
         log.warning(
             "%s caches of %d layers have no scales: 1.0 is used; cache.scales=token_head measures them",
-            unit[0].query.cache_dtype,
+            unit[0],
             len(unit),
         )
+    return Binding(layers, tuple(groups))
