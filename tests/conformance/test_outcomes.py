@@ -180,7 +180,8 @@ def test_a_feature_that_is_accepted_and_ignored():
     def attend(self, layer, query, cache, metadata, out, lse=None):
         from dataclasses import replace
 
-        attend_of(self, replace(layer, sinks=None), query, cache, metadata, out, lse)
+        without = replace(layer, query=replace(layer.query, sinks=False), sinks=None)
+        attend_of(self, without, query, cache, metadata, out, lse)
 
     case = next(c for c in all_cases() if c.id.startswith("L2.attend.sinks=true"))
     (result,) = run(liar(attend=attend), [case])
