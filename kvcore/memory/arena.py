@@ -61,11 +61,3 @@ class Arena:
     def as_dtype(self, element: torch.dtype) -> torch.Tensor:
         """The bytes, and up to 255 unused ones after them, as a flat tensor of another dtype (no copy)."""
         return self._units.view(element)
-
-    def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether every element of `tensor` lies in the arena."""
-        if tensor.numel() == 0:
-            return True
-        span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        start = tensor.data_ptr() - self.address
-        return tensor.device == self.device and 0 <= start <= self.nbytes - (span + 1) * tensor.itemsize

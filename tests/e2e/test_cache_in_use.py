@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from models.tiny import tiny_model
+from support import canary
 from support.engines import make_llm
 from support.reference import full_logits
 
@@ -81,7 +82,7 @@ def test_bound_tensors_never_move_and_no_step_allocates_cache_memory(llama, monk
     before, start = addresses(), arena.address
     for fields in runner.kv_caches:
         for tensor in fields.values():
-            assert arena.contains(tensor)
+            assert canary.lies_in(arena, tensor)
             assert tensor.untyped_storage().data_ptr() <= start
     for step in range(1000):
         if len(llm.core.scheduler.requests) < 3:

@@ -54,3 +54,12 @@ def slot_bytes(config: KVCacheConfig, cache: CacheId, name: str, slots: list[int
         for start in starts:
             mask[start : start + width] = True
     return mask
+
+
+def lies_in(arena: Arena, tensor: torch.Tensor) -> bool:
+    """Whether every element of `tensor` lies in the arena."""
+    if tensor.numel() == 0:
+        return True
+    span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr() - arena.address
+    return tensor.device == arena.device and 0 <= start <= arena.nbytes - (span + 1) * tensor.itemsize
