@@ -8,6 +8,7 @@ import kvcore_torch.step as step
 import numpy as np
 import pytest
 import torch
+from kvcore_torch.options import TorchOptions
 from kvcore_torch.quant import as_bytes
 from kvcore_torch.step import Tile
 
@@ -128,7 +129,7 @@ def test_index_work_lies_on_the_device_of_the_step(scene):
 def test_rows_beyond_the_tokens_of_the_step_are_not_written(scene):
     """A padded step's tensors have more rows than tokens."""
     s = scene({}, **STEP)
-    made, batch = backend.TorchBackend("cpu"), s.batch()
+    made, batch = backend.TorchBackend("cpu", TorchOptions()), s.batch()
     group = AttentionGroup(0, s.query, (s.layer,), s.config.kv_cache_groups[0].layout)
     fresh = {
         name: torch.cat([x[n - c :] for x, n, c in zip(rows, s.lengths, s.scheduled, strict=True)])

@@ -72,7 +72,7 @@ def planted(backend: type[TorchBackend]) -> type[TorchBackendSpec]:
 
         @classmethod
         def create(cls, device: str, options: Any) -> TorchBackend:
-            return backend(device)
+            return backend(device, options)
 
     return Spec
 

@@ -36,7 +36,7 @@ class Hostile(TorchBackend):
 
 def outcome(case, where, meddle):
     backend = type("Meddler", (Hostile,), {"where": where, "meddle": meddle})
-    spec = type("Spec", (TorchSpec,), {"create": classmethod(lambda cls, device, options: backend(device))})
+    spec = type("Spec", (TorchSpec,), {"create": classmethod(lambda cls, device, options: backend(device, options))})
     (result,) = run(spec, [CASES[case]])
     return result.outcome, result.reason
 
@@ -95,7 +95,7 @@ def test_a_log_sum_exp_that_never_repeats_is_not_deterministic():
             if lse is not None:
                 lse += 1e-7 * len(calls)
 
-    spec = type("Spec", (TorchSpec,), {"create": classmethod(lambda cls, device, options: Drifting(device))})
+    spec = type("Spec", (TorchSpec,), {"create": classmethod(lambda cls, device, options: Drifting(device, options))})
     (result,) = run(spec, [CASES["L5.deterministic.repeat.lse.decode"]])
     assert (result.outcome, len(calls)) == ("failed", 3)
     assert "other bits" in result.reason

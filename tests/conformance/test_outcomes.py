@@ -30,7 +30,7 @@ def liar(name="liar", *, declares=None, **methods):
         setattr(Backend, method, body)
 
     def create(cls, device, options):
-        return Backend(device)
+        return Backend(device, options)
 
     attributes = {"name": name, "create": classmethod(create), **(declares or {})}
     return type("Liar", (TorchSpec,), attributes)

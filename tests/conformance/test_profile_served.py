@@ -29,7 +29,7 @@ def spec_of(name="odd", *, blocks=None, kernels=None, **declared):
         return [LayoutOption(o.layout, sizes[min(i, len(sizes) - 1)]) for i, o in enumerate(found)]
 
     methods = {key: classmethod(value) for key, value in declared.items()}
-    create = classmethod(lambda cls, device, options: backend(device))
+    create = classmethod(lambda cls, device, options: backend(device, options))
     return type("Odd", (TorchSpec,), {"name": name, "layouts": classmethod(layouts), "create": create} | methods)
 
 
@@ -78,7 +78,7 @@ def test_a_backend_that_refuses_once_it_is_made():
 
     def create(cls, device, options):
         made.append(device)
-        return TorchBackend(device)
+        return TorchBackend(device, options)
 
     def unsupported(cls, query, options):
         late = Refusal("queries", query.dtype, "none any more")
