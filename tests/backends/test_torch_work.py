@@ -92,7 +92,7 @@ class Keeping(backend.TorchBackend):
 
 
 def test_rows_are_picked_only_where_some_are_padding(scene):
-    keeping = Keeping("cpu")
+    keeping = Keeping("cpu", TorchOptions())
     scene({}, **STEP).run(keeping)
     assert keeping.kept.write_rows is None
     padded = scene({}, **STEP)
@@ -171,7 +171,7 @@ def test_fields_of_scales_do_not_say_how_keys_lie(order):
 
 
 def test_spans_hold_what_some_query_sees_and_no_more(scene):
-    keeping = Keeping("cpu")
+    keeping = Keeping("cpu", TorchOptions())
     settings = {"lengths": (61, 30, 17), "scheduled": (1, 1, 3), "first_blocks": (0, 0, 0)}
     scene({"window": 5}, **settings).run(keeping)
     # Blocks of 8: position 60 sees 56 to 60, position 29 sees 25 to 29, positions 14 to 16 see 10 to 16.

@@ -43,7 +43,7 @@ def test_the_arena_is_aligned_zeroed_and_keeps_its_size(nbytes):
 
 @pytest.mark.parametrize("nbytes", [0, -1, True, 1.5, None])
 def test_an_impossible_arena_is_refused(nbytes):
-    with pytest.raises(ConfigError, match=r"cache\.memory"):
+    with pytest.raises(ConfigError, match=r"nbytes"):
         Arena(nbytes)
 
 
