@@ -60,7 +60,8 @@ def _case(feature: str, base: Base, changes: dict[str, Any]) -> Case:
     name = f"L2.attend.{feature}"
     facts = {"dtype": base.dtype, "head_dim": base.head_dim, "block_size": page} | changes
     seed = zlib.crc32(name.encode()) % 10_000
-    return Case(name, "L2", "attend", "support", (Seq(page + 3, 1), Seq(page - 1, 3)), seed=seed, **facts)
+    seqs = (Seq(page + 3, 1), Seq(page - 1, 3))
+    return Case(name, "L2", "attend", phase="support", seqs=seqs, seed=seed, **facts)
 
 
 def _cell(result: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -45,3 +46,15 @@ def test_its_python_answers(page: str, capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert printed.startswith("The capital of France is Paris. 0\n")
     assert "one token adds 46080 bytes" in printed
+
+
+def test_the_table_of_backends_is_of_this_kit(repo: Path) -> None:
+    """Torch serves the whole table, so a refusal in its column is a case that says something else than its row."""
+    spec = importlib.util.spec_from_file_location("docs_support", repo / "docs" / "_ext" / "support.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    column = page.column("torch")
+    assert set(column.values()) == {"device"}
+    assert list(column) == list(page.FEATURES)
