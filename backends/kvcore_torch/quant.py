@@ -14,9 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.backend import AttentionLayer
-
-INT8_TOP = 127.0
+from kvcore.backend import AttentionLayer, dtype
 
 
 def encode(layer: AttentionLayer, name: str, values_TKD: torch.Tensor, stored: torch.dtype) -> dict[str, torch.Tensor]:
@@ -32,7 +30,7 @@ def encode(layer: AttentionLayer, name: str, values_TKD: torch.Tensor, stored: t
         The field [T, K, D], and for token-and-head scales ``<name>_scale`` float32 [T, K].
     """
     wide = values_TKD.float()
-    top = torch.finfo(stored).max if stored.is_floating_point else INT8_TOP
+    top = dtype(layer.query.cache_dtype).largest
     if layer.query.quant == "token_head":
         scale_TK = wide.abs().amax(-1) / top
         divisor = scale_TK.masked_fill(scale_TK == 0, 1)[..., None]

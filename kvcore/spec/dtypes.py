@@ -17,6 +17,7 @@ class DType:
         torch_name: Attribute of `torch` with the storage type; packed types are stored as bytes.
         is_float: Whether NaN or Inf can be written in it.
         quantized: Whether values need a scale to be read back.
+        largest: The largest code of a quantized type, at which writes saturate; its negative is the smallest.
     """
 
     name: str
@@ -24,6 +25,7 @@ class DType:
     torch_name: str
     is_float: bool
     quantized: bool = False
+    largest: float = 0.0
 
 
 _ALL = (
@@ -31,10 +33,10 @@ _ALL = (
     DType("float32", 32, "float32", True),
     DType("float16", 16, "float16", True),
     DType("bfloat16", 16, "bfloat16", True),
-    DType("fp8_e4m3", 8, "float8_e4m3fn", True, quantized=True),
-    DType("fp8_e5m2", 8, "float8_e5m2", True, quantized=True),
-    DType("int8", 8, "int8", False, quantized=True),
-    DType("int4", 4, "uint8", False, quantized=True),
+    DType("fp8_e4m3", 8, "float8_e4m3fn", True, quantized=True, largest=448.0),
+    DType("fp8_e5m2", 8, "float8_e5m2", True, quantized=True, largest=57344.0),
+    DType("int8", 8, "int8", False, quantized=True, largest=127.0),
+    DType("int4", 4, "uint8", False, quantized=True, largest=7.0),
     DType("uint8", 8, "uint8", False),
     DType("int32", 32, "int32", False),
     DType("int64", 64, "int64", False),
