@@ -1,6 +1,7 @@
 """For each command: every key that its help names changes something or is refused, and no other is taken."""
 
 import io
+import json
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
@@ -168,6 +169,30 @@ def test_every_other_key_is_refused_with_its_name(name):
             compose([f"{path}=7"], installed(), root)
         assert caught.value.field == path
         compose([f"{path}={root.UNBUILT[path][0]}"], installed(), root)  # what says "without it" is no error
+
+
+# By hand, so that a key which creeps into a root is seen.
+USELESS = {
+    "run": ("plan.lengths", "where.phase", "a", "html", "what"),
+    "plan": ("html", "a", "what", "sampling.top_p", "cache.salt", "cache.eviction", "model.package", "chat", "prompts"),
+    "layout": ("plan.lengths", "engine.max_num_seqs", "device.name", "cache.hash", "level"),
+    "backends": ("cache.memory", "cache.sanitize", "engine.max_num_seqs", "model.weight_bytes", "device.memory_bytes"),
+    "plugins": ("device", "model.path", "cache.dtype", "plugins.metrics.jsonl"),
+    "env": ("model.path", "sampling.n", "backend", "cache.memory"),
+    "conform": ("cache.dtype", "engine.max_num_seqs", "case", "model.dtype", "plugins.metrics.jsonl"),
+    "diff": ("backend", "backend_by_kind.window", "level", "where.phase", "plan.lengths"),
+    "bench": ("cache.memory", "model.path", "sampling.n", "level", "prompts"),
+}
+
+
+def test_keys_that_would_change_nothing_are_refused(capsys):
+    assert set(USELESS) == set(NAMES)
+    for name, paths in USELESS.items():
+        for path in paths:
+            assert main([name, f"{path}=1", "output=json"]) == 2
+            error = json.loads(capsys.readouterr().out)["error"]
+            assert (error["type"], error["field"]) == ("UnknownKeyError", path), name
+    assert main(["plan", "html=x", "a=nonsense", "what=engine"]) == 2
 
 
 def test_help_names_the_keys_that_are_taken_and_nothing_unbuilt():
