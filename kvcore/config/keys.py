@@ -94,4 +94,5 @@ def _key(f: Field[Any], path: str, hint: Any, told: str = "") -> Iterator[Key]:
 def _shown(hint: Any) -> str:
     if isinstance(hint, type) and not hasattr(hint, "__args__"):
         return hint.__name__
-    return str(hint).replace("typing.", "").replace(" | None", "")
+    # A list is how a tuple is typed.
+    return re.sub(r"tuple\[(\w+), \.\.\.\]", r"list[\1]", str(hint).replace("typing.", "").replace(" | None", ""))

@@ -57,7 +57,7 @@ def config_file(path: str | Path) -> Path:
             field="model.path",
             got=str(path),
             allowed="a Hugging Face directory or a config.json",
-            remedy="check the path; nothing is downloaded for model.path",
+            remedy="check the path; a model of the Hugging Face hub is written ORG/NAME",
         )
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file():
