@@ -18,6 +18,7 @@ from kvcore.engine.request import FinishReason, Request, RequestStatus
 from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteError, RequestError
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.step import ScheduledRequest
+from kvcore.manage.step_plan import StepPlan
 from kvcore.worker.messages import ScheduledRow, SchedulerOutput, StepResult
 
 
@@ -137,12 +138,12 @@ class Scheduler:
             raise
 
     def _schedule(self) -> SchedulerOutput | None:
-        asks, preempted = self._ask_for_running()
+        step, asks, preempted = self._ask_for_running()
         if not preempted:
-            asks += self._admit(asks)
+            asks += self._admit(step, asks)
         if not asks:
             return None
-        allocation = self.manager.allocate(asks)
+        allocation = self.manager.allocate(step)
         rows = []
         for ask in asks:
             request = self._live[ask.request_id]
@@ -177,19 +178,23 @@ class Scheduler:
             self.stats.prompt_tokens += len(request.prompt_ids)
             self.stats.cached_tokens += request.num_cached_tokens
 
-    def _ask_for_running(self) -> tuple[list[ScheduledRequest], bool]:
-        """Asks for the running requests, oldest first; preempts the youngest until they fit."""
+    def _ask_for_running(self) -> tuple[StepPlan, list[ScheduledRequest], bool]:
+        """A step with the running requests, oldest first; preempts the youngest until they fit."""
         preempted = False
         while True:
-            asks, budget = [], self.max_num_batched_tokens
+            step, asks = self.manager.begin_step(), []
+            budget, short = self.max_num_batched_tokens, 0
             for request in self.running:
                 count = min(len(request.tokens) - request.num_computed, budget)
                 if count > 0:
-                    asks.append(ScheduledRequest(request.key, count))
+                    ask = ScheduledRequest(request.key, count)
+                    short = step.try_add(ask)
+                    if short:
+                        break
+                    asks.append(ask)
                     budget -= count
-            short = self.manager.blocks_short(asks) if asks else 0
             if not short:
-                return asks, preempted
+                return step, asks, preempted
             if len(self.running) == 1:
                 alone = self.running[0]
                 error = CapacityError(
@@ -210,20 +215,23 @@ class Scheduler:
         self._queue(request)
         self.stats.preemptions += 1
 
-    def _admit(self, asks: list[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Asks for waiting requests in order of arrival, as far as tokens, rows and blocks go."""
+    def _admit(self, step: StepPlan, asks: list[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
         admitted: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens - sum(a.num_scheduled for a in asks)
         width = sum(r.width for r in self.running)
+        writers = _Writers(self.hit_unit)
+        for asked in asks:
+            writers.add(self._live[asked.request_id])
         for request in list(self.waiting):
             if budget < 1 or width + request.width > self.max_num_seqs:
                 break
             try:
                 hit = self.manager.lookup([request.key])[0]
-                if self._is_being_computed(request, hit, [*asks, *admitted]):
+                if writers.compute_next_of(request, hit):
                     continue  # for a few steps at most: whoever computes it is running
                 ask = ScheduledRequest(request.key, min(len(request.tokens) - hit, budget))
-                if self.manager.blocks_short([*asks, *admitted, ask]):
+                if step.try_add(ask):
                     break  # nobody overtakes: a large request is not starved by small ones behind it
             except BaseException:
                 self.end(request, "abort")  # else it would fail every later step as well
@@ -232,21 +240,10 @@ class Scheduler:
             insort(self.running, request, key=lambda r: r.arrival)
             request.status = RequestStatus.RUNNING
             admitted.append(ask)
+            writers.add(request)
             budget -= ask.num_scheduled
             width += request.width
         return admitted
-
-    def _is_being_computed(self, request: Request, hit: int, asks: Iterable[ScheduledRequest]) -> bool:
-        """Whether this step computes, for another request, the block that would lengthen this one's hit."""
-        end = hit + self.hit_unit
-        if not self.hit_unit or request.keep_logits or end >= len(request.tokens):
-            return False
-        wanted = request.tokens[:end]
-        for ask in asks:
-            other = self._live[ask.request_id]
-            if other.num_computed < end and not other.keep_logits and other.tokens[:end] == wanted:
-                return True
-        return False
 
     def abandon(self, output: SchedulerOutput | None = None) -> None:
         """Give up a step that failed: its requests end, and nothing that it was to compute can be hit.
@@ -334,6 +331,37 @@ class Scheduler:
         if request.num_outputs >= request.sampling.max_tokens or len(request.tokens) >= self.max_model_len:
             return "length"
         return None
+
+
+class _Writers:
+    """The requests whose blocks a step computes, by the tokens of their first block.
+
+    Args:
+        unit: Tokens of a block that can be hit; 0 without prefix caching.
+    """
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._by_start: dict[tuple[int, ...], list[Request]] = {}
+
+    def add(self, request: Request) -> None:
+        """Count a request that is part of the step."""
+        unit = self._unit
+        # A decode inside a block completes none that others could wait for.
+        if unit and not request.keep_logits and len(request.tokens) // unit > request.num_computed // unit:
+            self._by_start.setdefault(tuple(request.tokens[:unit]), []).append(request)
+
+    def compute_next_of(self, request: Request, hit: int) -> bool:
+        """Whether one of them, not this one, computes the block that would lengthen this one's hit."""
+        end = hit + self._unit
+        if not self._unit or request.keep_logits or end >= len(request.tokens):
+            return False
+        others = self._by_start.get(tuple(request.tokens[: self._unit]))
+        if others is None:
+            return False
+        block, wanted = request.tokens[hit:end], request.tokens[:end]
+        # The last block first: requests of one prefix differ behind it.
+        return any(o.num_computed < end and o.tokens[hit:end] == block and o.tokens[:end] == wanted for o in others)
 
 
 def _not_finite(request: Request, where: str) -> NotFiniteError:

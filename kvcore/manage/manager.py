@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from kvcore.errors import IntegrityError, OutOfBlocksError, RequestError
+from kvcore.errors import IntegrityError, RequestError
 from kvcore.manage.block_hash import BlockHasher, Extra, check_extras, token_array
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.dead_blocks import DeadBlocks
@@ -15,8 +15,8 @@ from kvcore.manage.group_rule import hash_block_size, rules_of
 from kvcore.manage.integrity import check_rows
 from kvcore.manage.prefix_cache import Hit, PrefixCache
 from kvcore.manage.request import BlockRow, RequestState
-from kvcore.manage.step import ScheduledRequest, StepAllocation, TableDelta
-from kvcore.manage.step_plan import PlannedRequest, StepPlan, check_sampled, plan_step
+from kvcore.manage.step import ScheduledRequest, StepAllocation
+from kvcore.manage.step_plan import StepPlan, check_sampled
 from kvcore.plan.config import KVCacheConfig
 
 
@@ -65,6 +65,7 @@ class KVCacheManager:
         self._events = EventLog(enabled=events)
         self._explainer = Explainer(self._rules, self._cache, explain_history, enabled=prefix_caching)
         self._requests: dict[str, RequestState] = {}
+        self._open: StepPlan | None = None  # begun, and nothing changed since
         self._steps: dict[int, list[tuple[RequestState, int]]] = {}  # not committed: (request, end)
         self._step = 0
         self._epoch = 0
@@ -116,6 +117,7 @@ class KVCacheManager:
                 got=parent_id,
                 remedy="commit its steps in flight first",
             )
+        self._open = None
         for child_id in child_ids:
             child = parent.fork(child_id)
             self._requests[child_id] = child
@@ -134,43 +136,45 @@ class KVCacheManager:
                 raise RequestError("this request is admitted already", field="request_id", got=request.request_id)
         return [self._find_hit(request).tokens for request in requests]
 
+    def begin_step(self) -> StepPlan:
+        """An empty step, to be filled by `try_add` and then given to `allocate`.
+
+        It is void once blocks change hands otherwise: by another step, a commit, a retirement, a fork, a free,
+        or a reset.
+        """
+        self._open = StepPlan(self._requests, self._rules, self._pool, self._find_hit)
+        return self._open
+
     def blocks_short(self, asks: Sequence[ScheduledRequest]) -> int:
         """0 when `allocate(asks)` would succeed now, else how many free blocks are missing."""
-        return self._plan(asks).short_of(self._pool.num_free)
+        return self._plan(asks).short
 
-    def allocate(self, asks: Sequence[ScheduledRequest]) -> StepAllocation:
+    def allocate(self, asks: StepPlan | Sequence[ScheduledRequest]) -> StepAllocation:
         """Give a whole step its blocks, or change nothing.
 
         A request that is not admitted yet is, with the longest prefix that the cache holds now; its
         `num_scheduled` counts tokens beyond it. The content that a step computes can be hit only after
         the step is committed.
 
+        Args:
+            asks: What `begin_step` began, or all asks at once.
+
         Raises:
             OutOfBlocksError: Too few free blocks; nothing has changed.
             RequestError, NotBuiltError: An ask is malformed; nothing has changed.
+            IntegrityError: The step is void, because blocks changed hands since it was begun.
         """
-        plan = self._plan(asks)
-        short = plan.short_of(self._pool.num_free)
-        if short:
-            raise OutOfBlocksError(
-                f"the step lacks {short} blocks",
-                field="blocks",
-                got=plan.new_blocks + plan.revived,
-                allowed=f"<= {self._pool.num_free}",
-                remedy="free or preempt a request, or retire steps that are done",
-            )
+        plan = asks if isinstance(asks, StepPlan) else self._plan(asks)
+        plan.require(void=plan is asks and plan is not self._open)
+        self._open = None
         self._step = step = self._step + 1
         # Hits first: a block that is held can no longer be evicted by the rest of the step.
         cached = {p.request.request_id: self._admit(p.request, p.hit) for p in plan.parts if p.hit is not None}
-        fresh = iter(self._pool.take(plan.new_blocks))
-        copies: list[tuple[int, int, int]] = []
-        new_blocks: list[tuple[int, int]] = []
-        deltas = {p.request.request_id: self._extend(p, step, fresh, copies, new_blocks) for p in plan.parts}
+        deltas, copies, new_blocks = plan.extend(step)
         self._steps[step] = [(p.request, p.end) for p in plan.parts]
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
-        new, dead = tuple(new_blocks), self._dead.drain(new_blocks)
-        return StepAllocation(step, deltas, tuple(copies), new, cached, dead)
+        return StepAllocation(step, deltas, copies, new_blocks, cached, self._dead.drain(new_blocks))
 
     def commit(self, step: int, new_tokens: Mapping[str, Sequence[int]]) -> None:
         """The tokens of `step` are computed: they can be hit, and what no later query reads is given up.
@@ -191,6 +195,7 @@ class KVCacheManager:
         members = self._steps[step]
         sampled = check_sampled(members, new_tokens)
         del self._steps[step]
+        self._open = None
         for request, end in members:
             if request.alive:
                 tokens = sampled.get(request.request_id)
@@ -210,6 +215,7 @@ class KVCacheManager:
             raise IntegrityError(
                 "a step retires that was never allocated", field="step", got=step, allowed=f"<= {self._step}"
             )
+        self._open = None
         self._pool.retire(step)
 
     @property
@@ -233,6 +239,7 @@ class KVCacheManager:
         requests = [self._known(r) for r in request_ids]
         if len(set(request_ids)) != len(request_ids):
             raise RequestError("a request is freed twice", field="request_ids", got=list(request_ids))
+        self._open = None
         for request in requests:
             del self._requests[request.request_id]
             request.alive = False
@@ -287,6 +294,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached content (new weights, say); requests that run now will not enter it again."""
+        self._open = None
         self._pool.uncache(self._cache.clear())
         self._epoch += 1
         self._version += 1
@@ -316,7 +324,10 @@ class KVCacheManager:
         return hit
 
     def _plan(self, asks: Sequence[ScheduledRequest]) -> StepPlan:
-        return plan_step(asks, self._requests, self._rules, self._pool, self._find_hit)
+        plan = StepPlan(self._requests, self._rules, self._pool, self._find_hit)
+        for ask in asks:
+            plan.add(ask)
+        return plan
 
     def _admit(self, request: RequestState, hit: Hit) -> int:
         request.epoch = self._epoch
@@ -332,38 +343,6 @@ class KVCacheManager:
         self._hit_tokens += hit.tokens
         self._query_tokens += len(request.tokens)
         return hit.tokens
-
-    def _extend(
-        self,
-        part: PlannedRequest,
-        step: int,
-        fresh: Iterable[int],
-        copies: list[tuple[int, int, int]],
-        new_blocks: list[tuple[int, int]],
-    ) -> tuple[TableDelta, ...]:
-        """Grow the rows of one request to the end of its part, and say how."""
-        request, taken = part.request, iter(fresh)
-        deltas = []
-        for rule, row in zip(self._rules, request.rows, strict=True):
-            if rule.drops:
-                row.first = max(row.first, rule.first_block(part.start))
-            kept_to = row.end
-            if rule.index in part.copies:
-                shared, own = row.ids[-1], next(taken)
-                row.ids[-1] = own
-                kept_to -= 1
-                self._pool.release((shared,), step)  # the copy reads it in this step
-                copies.append((rule.index, shared, own))
-                new_blocks.append((rule.index, own))
-            for _ in range(-(-part.end // rule.block_size) - row.end):
-                block = next(taken)
-                row.ids.append(block)
-                new_blocks.append((rule.index, block))
-            deltas.append(row.send(kept_to))
-        request.computed = part.end
-        request.in_flight += 1
-        request.last_step = step
-        return tuple(deltas)
 
     def _register(self, request: RequestState) -> None:
         """Offer the blocks that are full and committed to the prefix cache; the first of equals stays."""

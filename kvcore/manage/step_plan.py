@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvcore.errors import NotBuiltError, RequestError
+from kvcore.errors import IntegrityError, NotBuiltError, OutOfBlocksError, RequestError
 from kvcore.manage.block_hash import token_array
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import Hit
 from kvcore.manage.request import RequestState
-from kvcore.manage.step import ScheduledRequest
+from kvcore.manage.step import ScheduledRequest, TableDelta
 
 _NOT_BUILT = ("num_lookahead", "num_external", "delay_caching", "num_encoder")
 
@@ -34,79 +34,180 @@ class PlannedRequest(NamedTuple):
     copies: tuple[int, ...]
 
 
-class StepPlan(NamedTuple):
-    """The parts of a step, and the free blocks that it needs.
+class Extension(NamedTuple):
+    """What a step changed, as in `StepAllocation`."""
+
+    deltas: dict[str, tuple[TableDelta, ...]]
+    copies: tuple[tuple[int, int, int], ...]
+    new_blocks: tuple[tuple[int, int], ...]
+
+
+class StepPlan:
+    """A step that grows by one request at a time; nothing changes before `KVCacheManager.allocate` takes it.
+
+    What one request costs is worked out once, when it is added: a step of n requests takes n looks, however
+    many of them were waiting.
+
+    Args:
+        requests: The requests that have begun.
+        rules: One a group.
+        pool: The blocks.
+        find_hit: The longest prefix that the cache holds now.
 
     Attributes:
         parts: In the order of the asks.
         new_blocks: Blocks to hand out.
-        revived: Free blocks that hits bring back to life, which no longer can be handed out.
     """
 
-    parts: tuple[PlannedRequest, ...]
-    new_blocks: int
-    revived: int
+    def __init__(
+        self,
+        requests: Mapping[str, RequestState],
+        rules: Sequence[GroupRule],
+        pool: BlockPool,
+        find_hit: Callable[[RequestState], Hit],
+    ) -> None:
+        self.parts: list[PlannedRequest] = []
+        self.new_blocks = 0
+        self._requests, self._rules, self._pool, self._find_hit = requests, rules, pool, find_hit
+        self._seen: set[str] = set()
+        self._revived: set[int] = set()  # free blocks that hits bring back to life: no longer to be handed out
+        self._holders: dict[int, int] = {}  # of shared last blocks, as copies leave them
 
-    def short_of(self, free: int) -> int:
-        """Free blocks that are missing when there are `free`."""
-        return max(0, self.new_blocks + self.revived - free)
+    @property
+    def taken(self) -> int:
+        """Free blocks that the step uses up."""
+        return self.new_blocks + len(self._revived)
 
+    @property
+    def short(self) -> int:
+        """Free blocks that are missing."""
+        return max(0, self.taken - self._pool.num_free)
 
-def plan_step(
-    asks: Sequence[ScheduledRequest],
-    requests: Mapping[str, RequestState],
-    rules: Sequence[GroupRule],
-    pool: BlockPool,
-    find_hit: Callable[[RequestState], Hit],
-) -> StepPlan:
-    """Work out a step without changing anything.
+    def add(self, ask: ScheduledRequest) -> None:
+        """Add a request, whether or not there are blocks for it.
 
-    Raises:
-        RequestError: A request is unknown, asked for twice, or scheduled beyond its known tokens.
-        NotBuiltError: An ask uses a feature that is not built yet.
-    """
-    parts: list[PlannedRequest] = []
-    seen: set[str] = set()
-    new_blocks = 0
-    revived: set[int] = set()
-    holders: dict[int, int] = {}  # of shared last blocks, as copies leave them
-    for ask in asks:
-        request = requests.get(ask.request_id)
-        if request is None or ask.request_id in seen:
+        Raises:
+            RequestError: It is unknown, asked for twice, or scheduled beyond its known tokens.
+            NotBuiltError: The ask uses a feature that is not built yet.
+        """
+        part = self._check(ask)
+        self._count(part, *self._cost(part))
+
+    def try_add(self, ask: ScheduledRequest) -> int:
+        """Add a request if there are blocks for it; returns how many are missing, 0 when it was added.
+
+        Raises:
+            RequestError, NotBuiltError: As `add`.
+        """
+        part = self._check(ask)
+        new, revived = self._cost(part)
+        missing = self.taken + new + len(revived) - self._pool.num_free
+        if missing > 0:
+            return missing
+        self._count(part, new, revived)
+        return 0
+
+    def require(self, *, void: bool) -> None:
+        """Refuse a step that lacks blocks, or that was worked out before blocks changed hands.
+
+        Raises:
+            IntegrityError: It is void.
+            OutOfBlocksError: There are too few free blocks.
+        """
+        if void:
+            raise IntegrityError(
+                "blocks changed hands since this step was begun",
+                field="step",
+                got="a void step",
+                remedy="call begin_step() again",
+            )
+        if self.short:
+            raise OutOfBlocksError(
+                f"the step lacks {self.short} blocks",
+                field="blocks",
+                got=self.taken,
+                allowed=f"<= {self._pool.num_free}",
+                remedy="free or preempt a request, or retire steps that are done",
+            )
+
+    def extend(self, step: int) -> Extension:
+        """Take the blocks, grow the rows of all its requests by them, and say how; hits are in the rows already."""
+        fresh = iter(self._pool.take(self.new_blocks))
+        copies: list[tuple[int, int, int]] = []
+        new_blocks: list[tuple[int, int]] = []
+        deltas: dict[str, tuple[TableDelta, ...]] = {}
+        for request, _, start, end, copied in self.parts:
+            changes = []
+            for rule, row in zip(self._rules, request.rows, strict=True):
+                if rule.drops:
+                    row.first = max(row.first, rule.first_block(start))
+                kept_to = row.end
+                if rule.index in copied:
+                    shared, own = row.ids[-1], next(fresh)
+                    row.ids[-1] = own
+                    kept_to -= 1
+                    self._pool.release((shared,), step)  # the copy reads it in this step
+                    copies.append((rule.index, shared, own))
+                    new_blocks.append((rule.index, own))
+                for _ in range(-(-end // rule.block_size) - row.end):
+                    block = next(fresh)
+                    row.ids.append(block)
+                    new_blocks.append((rule.index, block))
+                changes.append(row.send(kept_to))
+            request.computed = end
+            request.in_flight += 1
+            request.last_step = step
+            deltas[request.request_id] = tuple(changes)
+        return Extension(deltas, tuple(copies), tuple(new_blocks))
+
+    def _check(self, ask: ScheduledRequest) -> PlannedRequest:
+        request = self._requests.get(ask.request_id)
+        if request is None or ask.request_id in self._seen:
             raise RequestError(
                 "unknown request" if request is None else "a request is asked for twice in one step",
                 field="request_id",
                 got=ask.request_id,
                 remedy="call begin() first, and ask once a step",
             )
-        seen.add(ask.request_id)
         _check_built(ask)
-        hit: Hit | None = None
-        copies: tuple[int, ...] = ()
-        start = request.computed
-        if not request.rows:
-            hit = find_hit(request)
-            start = hit.tokens
+        hit = None if request.rows else self._find_hit(request)
+        start = request.computed if hit is None else hit.tokens
         end = start + ask.num_scheduled
         _check_known(ask, request, start, end)
-        if hit is not None:
-            for rule, blocks in zip(rules, hit.blocks, strict=True):
-                new_blocks += -(-end // rule.block_size) - start // rule.block_size
-                revived.update(b for b in blocks if pool.refs[b] == 0 and pool.is_free(b))
-        else:
-            copied = []
-            for rule, row in zip(rules, request.rows, strict=True):
-                new_blocks += -(-end // rule.block_size) - row.held - len(row.ids)
-                if start % rule.block_size and row.ids and pool.refs[row.ids[-1]] > 1:
-                    last = row.ids[-1]
-                    count = holders.get(last, pool.refs[last])
-                    if count > 1:  # the last of several writers keeps the block itself
-                        holders[last] = count - 1
-                        copied.append(rule.index)
-            new_blocks += len(copied)
-            copies = tuple(copied)
-        parts.append(PlannedRequest(request, hit, start, end, copies))
-    return StepPlan(tuple(parts), new_blocks, len(revived))
+        copies = self._copies(request, start) if hit is None else ()
+        return PlannedRequest(request, hit, start, end, copies)
+
+    def _copies(self, request: RequestState, start: int) -> tuple[int, ...]:
+        """Groups whose last block has other holders; the last of several writers keeps the block itself."""
+        refs, copied = self._pool.refs, []
+        for rule, row in zip(self._rules, request.rows, strict=True):
+            if start % rule.block_size and row.ids and refs[row.ids[-1]] > 1:
+                last = row.ids[-1]
+                if self._holders.get(last, refs[last]) > 1:
+                    copied.append(rule.index)
+        return tuple(copied)
+
+    def _cost(self, part: PlannedRequest) -> tuple[int, set[int]]:
+        """Blocks to hand out, and free blocks that only this request's hit revives."""
+        request, hit, start, end, copies = part
+        new, revived = len(copies), set[int]()
+        if hit is None:
+            for rule, row in zip(self._rules, request.rows, strict=True):
+                new += -(-end // rule.block_size) - row.held - len(row.ids)
+            return new, revived
+        for rule, blocks in zip(self._rules, hit.blocks, strict=True):
+            new += -(-end // rule.block_size) - start // rule.block_size
+            revived.update(b for b in blocks if self._pool.is_free(b) and b not in self._revived)
+        return new, revived
+
+    def _count(self, part: PlannedRequest, new: int, revived: set[int]) -> None:
+        self.parts.append(part)
+        self._seen.add(part.request.request_id)
+        self.new_blocks += new
+        self._revived |= revived
+        for group in part.copies:
+            last = part.request.rows[group].ids[-1]
+            self._holders[last] = self._holders.get(last, self._pool.refs[last]) - 1
 
 
 def _check_built(ask: ScheduledRequest) -> None:

@@ -16,6 +16,7 @@ from kvcore.engine.llm import LLM
 from kvcore.engine.sampler import Sampler
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import CapacityError, NotFiniteError, RequestError
+from kvcore.manage.step_plan import StepPlan
 from kvcore.worker.messages import SampleAsk
 
 
@@ -230,7 +231,7 @@ def test_a_request_that_can_never_go_on_ends_and_the_others_are_served(llm: LLM)
     request = llm.core.add_request("a", PROBE, SamplingParams(max_tokens=30, ignore_eos=True))
     llm.core.step()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm.core.manager, "blocks_short", lambda asks: 1)
+        patch.setattr(StepPlan, "try_add", lambda step, ask: 1)
         (ended,) = llm.core.step()
     assert (ended.request, ended.token) == (request, None)
     assert isinstance(request.error, CapacityError)

@@ -18,6 +18,7 @@ from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import RequestError
 from kvcore.manage.manager import KVCacheManager
+from kvcore.manage.step_plan import StepPlan
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
@@ -134,6 +135,40 @@ def test_samples_share_their_prompt_and_copy_on_write():
     assert sorted(r.sample for r in bench.requests) == [0, 1, 2]
     # The prompt ends inside a block: all but one of the samples copy it before they write.
     assert bench.manager.stats()["copied_blocks"] == 2
+
+
+def test_admission_looks_once_at_each_request():
+    """Planned once each, however many run and wait: 24 decodes and 24 admissions in one step."""
+    bench = Bench([Full(), Window(8)], tokens=1000, seqs=48, blocks=2000)
+    for i in range(24):
+        bench.add([i, *range(10)], 20)
+    bench.step()
+    for i in range(24, 48):
+        bench.add([i, *range(10)], 20)
+    looks = []
+    with pytest.MonkeyPatch.context() as patch:
+        check = StepPlan._check
+        patch.setattr(StepPlan, "_check", lambda step, ask: (looks.append(ask.request_id), check(step, ask))[1])
+        bench.step()
+    assert sorted(looks) == sorted(f"q{i}" for i in range(48))
+    bench.run()
+    bench.check()
+
+
+@pytest.mark.parametrize(("running", "waits"), [(6, False), (7, True), (8, False), (11, True)])
+def test_who_waits_for_a_block_waits_for_the_one_being_computed(running, waits):
+    """Blocks of four: a decode computes a shared block only where its newest token fills it."""
+    prompt = list(range(100, 114))
+    bench = Bench([Full()], tokens=64, seqs=4, blocks=100)
+    first = Request("first", tuple(prompt[:running]), SamplingParams(max_tokens=9, ignore_eos=True), -1)
+    first.forced = tuple(prompt[running:])
+    bench.scheduler.add(first)
+    bench.step()
+    bench.add(prompt, 2)
+    output = bench.scheduler.schedule()
+    assert (len(output.rows) == 1) == waits
+    bench.scheduler.update(output, bench.worker.execute(output))
+    bench.run()
 
 
 def test_first_come_first_served():

@@ -11,6 +11,7 @@ import pytest
 from kvcore.errors import OutOfBlocksError, RequestError
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.step import ScheduledRequest, StepAllocation
+from kvcore.manage.step_plan import StepPlan
 from kvcore.spec.retention import Chunk, Full, Window
 
 RETENTIONS = (Full(), Window(1), Window(2), Window(5), Window(8), Chunk(1), Chunk(4), Chunk(6), Chunk(8))
@@ -112,13 +113,26 @@ class World:
             if self.manager.blocks_short(asks):
                 return
         pending = self.manager.stats()["blocks_pending"]
-        given = self.manager.allocate(asks)
+        given = self.manager.allocate(self.grown(asks, rng) if rng.random() < 0.5 else asks)
         self.seen["revived"] += self.manager.stats()["blocks_pending"] < pending
         self.step += 1
         assert given.step == self.step
         assert dict(given.cached_tokens) == {n: hits[n] for n in names if not self.people[n].admitted}
         self.hand_out(given)
         self.run_step(asks, given, rng)
+
+    def grown(self, asks: list[ScheduledRequest], rng: random.Random) -> StepPlan:
+        """The same step, one request at a time; a request that finds no blocks leaves it as it was."""
+        step = self.manager.begin_step()
+        for i, ask in enumerate(asks):
+            if rng.random() < 0.3 and (person := self.people[ask.request_id]).admitted:
+                with pytest.raises(RequestError):
+                    step.try_add(ScheduledRequest(ask.request_id, person.known + 100))
+            assert step.try_add(ask) == 0
+            assert step.taken <= self.manager.free_blocks
+            with pytest.raises(RequestError):
+                step.try_add(asks[rng.randint(0, i)])
+        return step
 
     def hits(self, names: list[str]) -> list[int]:
         new = [n for n in names if not self.people[n].admitted]
