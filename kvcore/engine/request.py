@@ -119,7 +119,7 @@ class Request:
             tuple(sorted(self.end_ids)) if position < s.min_tokens else (),
             s.logprobs,
         )
-        return tuple(ask._replace(seed=ask.seed + i) for i in range(self.width))
+        return (ask, *(ask._replace(seed=ask.seed + i) for i in range(1, self.width)))
 
     def fork(self) -> list[Request]:
         """The other samples, as requests of their own with the same tokens and progress."""

@@ -282,7 +282,7 @@ class Scheduler:
                 continue
             request.num_computed += len(row.token_ids)
             if request.forced is not None and request.num_computed == len(request.tokens):
-                tokens = request.forced[request.num_outputs :][:1]
+                tokens = request.forced[request.num_outputs : request.num_outputs + 1]
                 if not tokens:
                     self.end(request, "length")
                     produced.append((request, None))

@@ -90,8 +90,7 @@ class StepPlan:
             RequestError: It is unknown, asked for twice, or scheduled beyond its known tokens.
             NotBuiltError: The ask uses a feature that is not built yet.
         """
-        part = self._check(ask)
-        self._count(part, *self._cost(part))
+        self._count(*self._look(ask))
 
     def try_add(self, ask: ScheduledRequest) -> int:
         """Add a request if there are blocks for it; returns how many are missing, 0 when it was added.
@@ -99,11 +98,11 @@ class StepPlan:
         Raises:
             RequestError, NotBuiltError: As `add`.
         """
-        part = self._check(ask)
-        new, revived = self._cost(part)
-        missing = self.taken + new + len(revived) - self._pool.num_free
-        if missing > 0:
-            return missing
+        part, new, revived = self._look(ask)
+        if new or revived:  # a decode inside its block needs none
+            missing = self.taken + new + len(revived) - self._pool.num_free
+            if missing > 0:
+                return missing
         self._count(part, new, revived)
         return 0
 
@@ -160,7 +159,8 @@ class StepPlan:
             deltas[request.request_id] = tuple(changes)
         return Extension(deltas, tuple(copies), tuple(new_blocks))
 
-    def _check(self, ask: ScheduledRequest) -> PlannedRequest:
+    def _look(self, ask: ScheduledRequest) -> tuple[PlannedRequest, int, set[int]]:
+        """Its part, the blocks to hand out for it, and the free blocks that only its hit revives."""
         request = self._requests.get(ask.request_id)
         if request is None or ask.request_id in self._seen:
             raise RequestError(
@@ -174,37 +174,28 @@ class StepPlan:
         start = request.computed if hit is None else hit.tokens
         end = start + ask.num_scheduled
         _check_known(ask, request, start, end)
-        copies = self._copies(request, start) if hit is None else ()
-        return PlannedRequest(request, hit, start, end, copies)
-
-    def _copies(self, request: RequestState, start: int) -> tuple[int, ...]:
-        """Groups whose last block has other holders; the last of several writers keeps the block itself."""
-        refs, copied = self._pool.refs, []
+        new, revived, copies = 0, set[int](), []
+        if hit is not None:
+            for rule, blocks in zip(self._rules, hit.blocks, strict=True):
+                new += -(-end // rule.block_size) - start // rule.block_size
+                revived.update(b for b in blocks if self._pool.is_free(b) and b not in self._revived)
+            return PlannedRequest(request, hit, start, end, ()), new, revived
+        refs = self._pool.refs
         for rule, row in zip(self._rules, request.rows, strict=True):
-            if start % rule.block_size and row.ids and refs[row.ids[-1]] > 1:
+            new += -(-end // rule.block_size) - row.held - len(row.ids)
+            if start % rule.block_size and row.ids:
                 last = row.ids[-1]
-                if self._holders.get(last, refs[last]) > 1:
-                    copied.append(rule.index)
-        return tuple(copied)
-
-    def _cost(self, part: PlannedRequest) -> tuple[int, set[int]]:
-        """Blocks to hand out, and free blocks that only this request's hit revives."""
-        request, hit, start, end, copies = part
-        new, revived = len(copies), set[int]()
-        if hit is None:
-            for rule, row in zip(self._rules, request.rows, strict=True):
-                new += -(-end // rule.block_size) - row.held - len(row.ids)
-            return new, revived
-        for rule, blocks in zip(self._rules, hit.blocks, strict=True):
-            new += -(-end // rule.block_size) - start // rule.block_size
-            revived.update(b for b in blocks if self._pool.is_free(b) and b not in self._revived)
-        return new, revived
+                # The last of several writers of a shared block keeps the block itself.
+                if refs[last] > 1 and self._holders.get(last, refs[last]) > 1:
+                    copies.append(rule.index)
+        return PlannedRequest(request, None, start, end, tuple(copies)), new + len(copies), revived
 
     def _count(self, part: PlannedRequest, new: int, revived: set[int]) -> None:
         self.parts.append(part)
         self._seen.add(part.request.request_id)
         self.new_blocks += new
-        self._revived |= revived
+        if revived:
+            self._revived |= revived
         for group in part.copies:
             last = part.request.rows[group].ids[-1]
             self._holders[last] = self._holders.get(last, self._pool.refs[last]) - 1

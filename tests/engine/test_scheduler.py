@@ -147,8 +147,8 @@ def test_admission_looks_once_at_each_request():
         bench.add([i, *range(10)], 20)
     looks = []
     with pytest.MonkeyPatch.context() as patch:
-        check = StepPlan._check
-        patch.setattr(StepPlan, "_check", lambda step, ask: (looks.append(ask.request_id), check(step, ask))[1])
+        look = StepPlan._look
+        patch.setattr(StepPlan, "_look", lambda step, ask: (looks.append(ask.request_id), look(step, ask))[1])
         bench.step()
     assert sorted(looks) == sorted(f"q{i}" for i in range(48))
     bench.run()
