@@ -19,7 +19,7 @@ from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteE
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.step import ScheduledRequest
 from kvcore.manage.step_plan import StepPlan
-from kvcore.worker.messages import ScheduledRow, SchedulerOutput, StepResult
+from kvcore.worker.messages import NO_TOKEN, ScheduledRow, SchedulerOutput, StepResult
 
 
 @dataclass
@@ -365,6 +365,14 @@ class _Writers:
 
 
 def _not_finite(request: Request, where: str) -> NotFiniteError:
+    if where == NO_TOKEN:  # finite logits, of which the request allows none
+        return NotFiniteError(
+            f"no token can be chosen for request {request.title}: {where}",
+            field="sampling.min_tokens",
+            got=request.sampling.min_tokens,
+            allowed="a token that does not end the text",
+            remedy="ban fewer tokens by sampling.stop_token_ids, or lower sampling.min_tokens or the penalties",
+        )
     return NotFiniteError(
         f"the logits of request {request.title} are not finite, so no token can be chosen: {where}",
         field="logits",

@@ -11,6 +11,7 @@ import msgpack
 from kvcore.manage.step import TableDelta
 
 NOTHING = -1  # in place of a token id: there is none that could be drawn
+NO_TOKEN = "every token that may come now has minus infinity"  # said of such a row
 
 
 class SampleAsk(NamedTuple):

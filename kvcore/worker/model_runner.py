@@ -20,9 +20,17 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.worker.binding import Binding, bind
 from kvcore.worker.cache_engine import CacheEngine
 from kvcore.worker.forward_context import StepContext
-from kvcore.worker.messages import NOTHING, Logprobs, NotFinite, SampleAsk, ScheduledRow, SchedulerOutput, StepResult
+from kvcore.worker.messages import (
+    NO_TOKEN,
+    NOTHING,
+    Logprobs,
+    NotFinite,
+    SampleAsk,
+    ScheduledRow,
+    SchedulerOutput,
+    StepResult,
+)
 
-NO_TOKEN = "every token that may come now has minus infinity"
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
 LogitsSink = Callable[[str, int, torch.Tensor], None]
 

@@ -211,6 +211,7 @@ def test_a_request_that_leaves_itself_no_token_ends_alone(llm: LLM) -> None:
         llm.core.step()
     assert (bad.finish_reason, good.finish_reason) == ("error", "length")
     assert "minus infinity" in str(bad.error)
+    assert bad.error.field == "sampling.min_tokens"
 
 
 def test_asks_survive_the_wire(llm: LLM) -> None:
