@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -90,8 +91,8 @@ class Sampler:
             NotFiniteError: A row holds NaN or infinity, or no token that can be drawn.
         """
         largest_N, best_N = logits_NV.max(dim=-1)
-        if not torch.isfinite(largest_N).all():
-            rows = torch.isfinite(largest_N).logical_not().nonzero().flatten().tolist()
+        rows = [n for n, largest in enumerate(largest_N.tolist()) if not math.isfinite(largest)]
+        if rows:
             raise NotFiniteError(
                 "no token can be drawn from logits that are not finite", field="logits", got=f"rows {rows}"
             )

@@ -217,6 +217,8 @@ class Scheduler:
 
     def _admit(self, step: StepPlan, asks: list[ScheduledRequest]) -> list[ScheduledRequest]:
         """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
+        if not self.waiting:
+            return []
         admitted: list[ScheduledRequest] = []
         budget = self.max_num_batched_tokens - sum(a.num_scheduled for a in asks)
         width = sum(r.width for r in self.running)
@@ -251,7 +253,7 @@ class Scheduler:
         Args:
             output: The step; None when it failed before it was one: then everything that runs ends.
         """
-        keys = [r.key for r in self.running] if output is None else [row.request_id for row in output.rows]
+        keys = {r.key for r in self.running} if output is None else {row.request_id for row in output.rows}
         if output is not None:
             # Perhaps the worker never came to drop them; dropping twice does no harm.
             self._dropped = [*output.finished, *self._dropped]

@@ -55,7 +55,7 @@ def test_the_width_is_the_best_of_all_widths(kinds: list[tuple[int, int, Retenti
 def test_the_combination_is_the_best_of_all_combinations(orders: list[list[str]], heads: list[int]) -> None:
     caches, offers = {}, {}
     for i, order in enumerate(orders):
-        content = KVHeads(heads[i], 8, 8 + 0 * i)
+        content = KVHeads(heads[i], 8)
         caches[CacheId(i)] = KVCacheSpec(content, Window(10 + i))
         forms = {"block": hnd(content), "field": nhd(content, name="kv_first", order="field_first")}
         offers[CacheId(i)] = LayoutOffer(f"b{i}", tuple(LayoutOption(forms[o], KernelBlocks((16,))) for o in order))
