@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvcore import plan, testing
     from kvcore.attention.backend import AttentionBackend
-    from kvcore.attention.spec import BackendSpec
+    from kvcore.attention.declaration import BackendSpec
     from kvcore.config.library import LLM
     from kvcore.manage.manager import KVCacheManager
     from kvcore.registry.hookspecs import hookimpl
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AttentionBackend": "kvcore.attention.backend",
-    "BackendSpec": "kvcore.attention.spec",
+    "BackendSpec": "kvcore.attention.declaration",
     "KVCacheManager": "kvcore.manage.manager",
     "LLM": "kvcore.config.library",
     "hookimpl": "kvcore.registry.hookspecs",

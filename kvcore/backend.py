@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
     from kvcore.attention.batch import Batch, GroupBatch
+    from kvcore.attention.declaration import API_VERSION, BackendSpec, DeviceFacts, NoOptions
     from kvcore.attention.device import gpu_facts
     from kvcore.attention.query import AttentionQuery, Capabilities, Feature, Mask
-    from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts, NoOptions
     from kvcore.errors import (
         BackendUnavailableError,
         BackendUnsupportedError,
@@ -130,7 +130,7 @@ __all__ = [
 # Where each name lives. First the declarations, contents, retentions, adapters, policies and hooks: no torch.
 _HOMES = {
     "attention.query": "AttentionQuery Capabilities Feature Mask",
-    "attention.spec": "API_VERSION BackendSpec DeviceFacts NoOptions",
+    "attention.declaration": "API_VERSION BackendSpec DeviceFacts NoOptions",
     "errors": "BackendUnavailableError BackendUnsupportedError ConfigError IntegrityError KVCoreError LayoutError "
     "ModelError NotBuiltError Refusal",
     "manage.eviction": "EvictionPolicy",

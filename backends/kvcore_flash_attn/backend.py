@@ -9,7 +9,7 @@ import torch
 from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flash_attn.library import Library, load
 from kvcore_flash_attn.options import FlashAttnOptions
-from kvcore_flash_attn.step import Segment, Step, plan_step
+from kvcore_flash_attn.segments import Segment, SegmentPlan, plan_segments
 
 
 def make_backend(device: str, options: FlashAttnOptions) -> FlashAttnBackend:
@@ -29,16 +29,16 @@ class FlashAttnBackend(AttentionBackend):
         self.device = torch.device(device)
         self.library = library
 
-    def prepare(self, batch: Batch, group: AttentionGroup) -> Step:
+    def prepare(self, batch: Batch, group: AttentionGroup) -> SegmentPlan:
         """Segments, tables, lengths and write positions of the step."""
-        return plan_step(batch, group, self.library.page_step)
+        return plan_segments(batch, group, self.library.page_step)
 
     def write(
         self,
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: Step,
+        metadata: SegmentPlan,
     ) -> None:
         """Through the core: the library writes only where its own decode call does, and skips no token."""
         metadata.writer.write({name: tensors[name] for name in ("k", "v")}, cache)
@@ -48,7 +48,7 @@ class FlashAttnBackend(AttentionBackend):
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: Step,
+        metadata: SegmentPlan,
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class FlashAttnBackend(AttentionBackend):
         layer: AttentionLayer,
         query_tHD: torch.Tensor,
         cache: Mapping[str, torch.Tensor],
-        step: Step,
+        step: SegmentPlan,
         segment: Segment,
         want_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -96,7 +96,7 @@ class FlashAttnBackend(AttentionBackend):
         layer: AttentionLayer,
         query_tHD: torch.Tensor,
         cache: Mapping[str, torch.Tensor],
-        step: Step,
+        step: SegmentPlan,
         segment: Segment,
         want_lse: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -122,7 +122,7 @@ class FlashAttnBackend(AttentionBackend):
         return out_tHD, lse_Ht.transpose(0, 1)
 
 
-def _window(layer: AttentionLayer, step: Step, segment: Segment, want_lse: bool) -> tuple[int, int]:
+def _window(layer: AttentionLayer, step: SegmentPlan, segment: Segment, want_lse: bool) -> tuple[int, int]:
     """The bounds of the call.
 
     The library's causal kernel adds ``slope * j`` for ``-slope * (i - j)``: the same weights, another

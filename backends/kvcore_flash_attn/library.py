@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from kvcore.backend import BackendUnavailableError, require_parameters
+from kvcore_flash_attn.declaration import FlashAttnBackendSpec
 from kvcore_flash_attn.options import FlashAttnOptions
-from kvcore_flash_attn.spec import FlashAttnBackendSpec
 from kvcore_flash_attn.variants import VARIANTS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.backend import BackendSpec, hookimpl
-from kvcore_flash_attn.spec import FlashAttnBackendSpec
+from kvcore_flash_attn.declaration import FlashAttnBackendSpec
 
 
 @hookimpl

@@ -10,8 +10,8 @@ import torch
 from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, IntegrityError
 from kvcore_flashinfer.library import Library, load
 from kvcore_flashinfer.options import FlashInferOptions
+from kvcore_flashinfer.planner import Planner, WrapperCall, WrapperPlan
 from kvcore_flashinfer.quant import Scales, encode
-from kvcore_flashinfer.step import Part, Planner, Step
 
 LN_2 = math.log(2.0)
 
@@ -36,7 +36,7 @@ class FlashInferBackend(AttentionBackend):
         self.planner = Planner(library, options, self.device)
         self.scales = Scales()
 
-    def prepare(self, batch: Batch, group: AttentionGroup) -> Step:
+    def prepare(self, batch: Batch, group: AttentionGroup) -> WrapperPlan:
         """Plans the group's wrappers for the step."""
         return self.planner.plan(batch, group)
 
@@ -45,7 +45,7 @@ class FlashInferBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: Step,
+        metadata: WrapperPlan,
     ) -> None:
         """Through the core.
 
@@ -62,7 +62,7 @@ class FlashInferBackend(AttentionBackend):
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: Step,
+        metadata: WrapperPlan,
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class FlashInferBackend(AttentionBackend):
         if query_THD.stride(-1) != 1:
             query_THD = query_THD.contiguous()
         _check_cache(cache)
-        for part in metadata.parts:
+        for part in metadata.calls:
             rows = part.tokens
             self._run(layer, query_THD[rows], cache, part, out[rows], None if lse is None else lse[rows])
 
@@ -80,7 +80,7 @@ class FlashInferBackend(AttentionBackend):
         layer: AttentionLayer,
         query_tHD: torch.Tensor,
         cache: Mapping[str, torch.Tensor],
-        part: Part,
+        part: WrapperCall,
         out_tHD: torch.Tensor,
         lse_tH: torch.Tensor | None,
     ) -> None:

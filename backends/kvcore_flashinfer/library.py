@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from kvcore.backend import BackendUnavailableError, kvcore_home, require_parameters
+from kvcore_flashinfer.declaration import DISTRIBUTION, FlashInferBackendSpec
 from kvcore_flashinfer.options import FlashInferOptions
-from kvcore_flashinfer.spec import DISTRIBUTION, FlashInferBackendSpec
 
 DECODE, PREFILL = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
 RUN = ("q", "paged_kv_cache", "k_scale", "v_scale", "out", "lse", "return_lse")

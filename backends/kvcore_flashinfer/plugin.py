@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.backend import BackendSpec, hookimpl
-from kvcore_flashinfer.spec import FlashInferBackendSpec
+from kvcore_flashinfer.declaration import FlashInferBackendSpec
 
 
 @hookimpl

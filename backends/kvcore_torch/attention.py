@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvcore.backend import AttentionLayer
-from kvcore_torch.step import Tile
+from kvcore_torch.tile_schedule import Tile
 
 
 def attend_tile(

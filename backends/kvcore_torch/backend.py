@@ -6,20 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.backend import (
-    AttentionBackend,
-    AttentionGroup,
-    AttentionLayer,
-    BackendUnsupportedError,
-    Batch,
-    SizedLayout,
-    write_tokens,
-)
+from kvcore.backend import AttentionBackend, AttentionGroup, AttentionLayer, Batch, write_tokens
 from kvcore_torch.attention import attend_tile
 from kvcore_torch.gather import gather
 from kvcore_torch.options import TorchOptions
 from kvcore_torch.quant import as_bytes, decode, encode, scale_field
-from kvcore_torch.step import Sequence, StepPlan, plan_step
+from kvcore_torch.tile_schedule import Sequence, TileSchedule, schedule_tiles
 
 
 class TorchBackend(AttentionBackend):
@@ -32,16 +24,16 @@ class TorchBackend(AttentionBackend):
     def __init__(self, device: str, options: TorchOptions | None = None) -> None:
         self.device = torch.device(device)
 
-    def prepare(self, batch: Batch, group: AttentionGroup) -> StepPlan:
+    def prepare(self, batch: Batch, group: AttentionGroup) -> TileSchedule:
         """Blocks, masks, tiles and write positions of the step."""
-        return plan_step(batch, group, self.device, head_first=_head_first(group.layout))
+        return schedule_tiles(batch, group, self.device, head_first=group.layout.layout.kv_order("nhd", "hnd") == "hnd")
 
     def write(
         self,
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: StepPlan,
+        metadata: TileSchedule,
     ) -> None:
         """Keys and values into their slots, converted to the cache's dtype, or quantized."""
         rows = slice(len(metadata.write_blocks)) if metadata.write_rows is None else metadata.write_rows
@@ -61,7 +53,7 @@ class TorchBackend(AttentionBackend):
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: StepPlan,
+        metadata: TileSchedule,
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
@@ -115,18 +107,3 @@ def _read(
         return decode(layer, name, values, None)
     scales = gather(field.unsqueeze(-1), sequence, torch.float32, head_first=head_first)
     return decode(layer, name, values, scales.squeeze(-1))
-
-
-def _head_first(layout: SizedLayout) -> bool:
-    """Whether the fields are (head, token, dim); the other layout offered is (token, head, dim)."""
-    orders = {tuple(axis.name for axis in f.axes) for f in layout.layout.fields if f.name in ("k", "v")}
-    if orders == {("head", "token", "dim")}:
-        return True
-    if orders == {("token", "head", "dim")}:
-        return False
-    raise BackendUnsupportedError(
-        "the torch backend cannot read this layout",
-        field="layout",
-        got=layout.layout.name,
-        allowed="(head, token, dim) or (token, head, dim)",
-    )

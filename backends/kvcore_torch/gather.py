@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvcore_torch.quant import as_bytes
-from kvcore_torch.step import Sequence
+from kvcore_torch.tile_schedule import Sequence
 
 
 def gather(field: torch.Tensor, sequence: Sequence, dtype: torch.dtype, *, head_first: bool) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.backend import BackendSpec, hookimpl
-from kvcore_torch.spec import TorchBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvcore.backend import AttentionLayer, LayoutError, SizedLayout
+from kvcore.backend import AttentionLayer, LayoutError
 from kvcore.backend import dtype as dtype_of
 from kvcore_triton.targets import Fp8, Target, power_of_2
 
@@ -19,25 +19,6 @@ WRITE_ELEMENTS, WRITE_HEADS = 2048, 8
 # Widest load or store of a thread; the layouts align every page and field to as much.
 VECTOR_BYTES = 16
 INT8_TOP = 127.0
-
-
-def head_first(layout: SizedLayout) -> bool:
-    """Whether the fields are (head, token, dim), else (token, head, dim).
-
-    Raises:
-        LayoutError: They are neither: not a layout of this backend.
-    """
-    orders = {tuple(axis.name for axis in f.axes)[:2] for f in layout.layout.fields}
-    if orders == {("head", "token")}:
-        return True
-    if orders == {("token", "head")}:
-        return False
-    raise LayoutError(
-        f"the Triton backend has no kernel for layout {layout.layout.name}",
-        field="layout",
-        got=sorted(orders),
-        allowed="(token, head, dim) or (head, token, dim)",
-    )
 
 
 class Strides(NamedTuple):

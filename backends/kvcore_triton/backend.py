@@ -30,12 +30,12 @@ from kvcore_triton.arguments import (
     units,
     write_constants,
 )
-from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+from kvcore_triton.kernels.attention import attend_tiles, merge_splits
 from kvcore_triton.kernels.write import write_step
+from kvcore_triton.launches import Launch, LaunchPlan, LaunchPlanner, max_block_m, max_partials
 from kvcore_triton.options import TritonOptions
-from kvcore_triton.step import Pass, StepBuffers, StepPlan, most_parts, tallest
 from kvcore_triton.targets import Target, compile_options, target_of
-from kvcore_triton.work import interval
+from kvcore_triton.tile_schedule import interval
 
 
 class TritonBackend(AttentionBackend):
@@ -74,14 +74,14 @@ class TritonBackend(AttentionBackend):
         self.launch = launcher or Launcher(interpret=interpret)
         self._upcast = self.target.name == "interpreter"
         self._constants = Constants(self.device)
-        self._buffers: dict[tuple[int, AttentionQuery], StepBuffers] = {}
-        self._parts = torch.empty(0, dtype=torch.float32, device=self.device)
+        self._buffers: dict[tuple[int, AttentionQuery], LaunchPlanner] = {}
+        self._partials = torch.empty(0, dtype=torch.float32, device=self.device)
 
-    def prepare(self, batch: Batch, group: AttentionGroup) -> StepPlan:
+    def prepare(self, batch: Batch, group: AttentionGroup) -> LaunchPlan:
         """The list of work for the group's layers, in one upload."""
         key = (group.kv_group, group.query)
         if key not in self._buffers:
-            self._buffers[key] = StepBuffers(self.device)
+            self._buffers[key] = LaunchPlanner(self.device)
         return self._buffers[key].plan(batch, group, self.target, self.processors, self.options)
 
     def write(
@@ -89,7 +89,7 @@ class TritonBackend(AttentionBackend):
         layer: AttentionLayer,
         tensors: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: StepPlan,
+        metadata: LaunchPlan,
     ) -> None:
         """Keys and values into their slots, quantized where the layout says so, in one kernel."""
         constants = write_constants(layer, self.target)
@@ -121,7 +121,7 @@ class TritonBackend(AttentionBackend):
         layer: AttentionLayer,
         query: Mapping[str, torch.Tensor],
         cache: Mapping[str, torch.Tensor],
-        metadata: StepPlan,
+        metadata: LaunchPlan,
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
@@ -142,15 +142,15 @@ class TritonBackend(AttentionBackend):
             "lse_token": 0 if lse is None else sums.stride(0),
             "want_lse": int(lse is not None),
         }
-        for one in metadata.passes:
-            self._run(layer, one, args)
+        for launch in metadata.launches:
+            self._run(layer, launch, args)
         if result is not out:
             out.copy_(result)
         if lse is not None and sums is not lse:
             lse.copy_(sums)
 
     def _layer_arguments(
-        self, layer: AttentionLayer, cache: Mapping[str, torch.Tensor], metadata: StepPlan
+        self, layer: AttentionLayer, cache: Mapping[str, torch.Tensor], metadata: LaunchPlan
     ) -> dict[str, Any]:
         query = layer.query
         window, right, chunk = interval(query.mask)
@@ -184,44 +184,44 @@ class TritonBackend(AttentionBackend):
         args |= scale_arguments(layer, cache, metadata.heads_first, self._constants)
         return args | dims(layer)
 
-    def _run(self, layer: AttentionLayer, one: Pass, args: Mapping[str, Any]) -> None:
-        block_m, block_n, num_warps, num_stages = one.tile
-        programs = layer.query.num_kv_heads * one.tiles_per_head
-        slots = one.parts * programs * block_m
+    def _run(self, layer: AttentionLayer, launch: Launch, args: Mapping[str, Any]) -> None:
+        block_m, block_n, num_warps, num_stages = launch.tile
+        programs = layer.query.num_kv_heads * launch.tiles_per_head
+        slots = launch.partials * programs * block_m
         width = int(args["DVP"])
-        part, part_lse = self._workspace(layer.query, slots, width)
+        partial, partial_lse = self._workspace(layer.query, slots, width)
         own = {
-            "work_ptr": one.items,
-            "part_ptr": part,
-            "part_lse_ptr": part_lse,
-            "heads": one.heads,
-            "tiles_per_head": one.tiles_per_head,
+            "work_ptr": launch.items,
+            "partial_ptr": partial,
+            "partial_lse_ptr": partial_lse,
+            "heads": launch.heads,
+            "tiles_per_head": launch.tiles_per_head,
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
         }
-        grid = (len(one.items), programs)
+        grid = (len(launch.items), programs)
         options = compile_options(self.target, num_warps, num_stages)
         self.launch(attend_tiles, grid, {**args, **own}, **options)
-        if not one.parts:
+        if not launch.partials:
             return
         merge = {name: args[name] for name in _MERGE if name in args}
-        merge |= {name: own[name] for name in _MERGE if name in own} | {"merge_ptr": one.merges}
-        self.launch(merge_parts, (len(one.merges), programs), merge, **compile_options(self.target))
+        merge |= {name: own[name] for name in _MERGE if name in own} | {"merge_ptr": launch.merges}
+        self.launch(merge_splits, (len(launch.merges), programs), merge, **compile_options(self.target))
 
     def _workspace(self, query: AttentionQuery, slots: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the parts of split tiles: outputs [slots, width] and log-sum-exps [slots]."""
+        """Room for the partial results of split tiles: outputs [slots, width] and log-sum-exps [slots]."""
         needed = slots * (width + 1)
-        if len(self._parts) < max(needed, 1):
+        if len(self._partials) < max(needed, 1):
             # The first step of a layer takes all that any step of layers of its shape will need, unless a
             # number of splits is forced.
-            usual = most_parts(self.processors) * tallest(query, self.target, self.options) * (width + 1)
-            self._parts = torch.empty(max(needed, usual), dtype=torch.float32, device=self.device)
-        return self._parts[: slots * width], self._parts[slots * width : needed]
+            usual = max_partials(self.processors) * max_block_m(query, self.target, self.options) * (width + 1)
+            self._partials = torch.empty(max(needed, usual), dtype=torch.float32, device=self.device)
+        return self._partials[: slots * width], self._partials[slots * width : needed]
 
 
 _MERGE = (
-    "part_ptr",
-    "part_lse_ptr",
+    "partial_ptr",
+    "partial_lse_ptr",
     "sinks_ptr",
     "out_ptr",
     "lse_ptr",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcore.backend import BackendSpec, hookimpl
-from kvcore_triton.spec import TritonBackendSpec
+from kvcore_triton.declaration import TritonBackendSpec
 
 
 @hookimpl

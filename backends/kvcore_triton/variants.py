@@ -151,7 +151,7 @@ def _attend(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
     types = {"q_ptr": q, "k_ptr": cache, "v_ptr": cache}
     types |= _names("k_scale_ptr", "v_scale_ptr", "slopes_ptr", "sinks_ptr", kind="*fp32")
     types |= {"table_ptr": "*i32", "work_ptr": "*i32", "out_ptr": q}
-    types |= _names("lse_ptr", "part_ptr", "part_lse_ptr", kind="*fp32")
+    types |= _names("lse_ptr", "partial_ptr", "partial_lse_ptr", kind="*fp32")
     types |= {"scale": "fp32", "softcap": "fp32"}
     types |= _names(
         "window",
@@ -199,7 +199,7 @@ def _attend(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _merge(variant: Variant) -> tuple[dict[str, str], dict[str, Any]]:
-    types = _names("part_ptr", "part_lse_ptr", "sinks_ptr", kind="*fp32")
+    types = _names("partial_ptr", "partial_lse_ptr", "sinks_ptr", kind="*fp32")
     types |= {"merge_ptr": "*i32", "out_ptr": POINTER[variant.dtype], "lse_ptr": "*fp32"}
     types |= _names("want_lse", "out_token", "out_head", "lse_token", "group", "heads", "tiles_per_head", kind="i32")
     constants = _dims(variant) | _units(variant, "CACHE_UNIT")

@@ -51,7 +51,7 @@ REQUEST = (
     Box("kvcore.attention.batch:Batch", ("block tables", "and slots")),
 )
 PLUGINS = (
-    Box("kvcore.attention.spec:BackendSpec", ("declares what it serves", "and its layouts")),
+    Box("kvcore.attention.declaration:BackendSpec", ("declares what it serves", "and its layouts")),
     Box("kvcore.attention.backend:AttentionBackend", ("brings its kernels", "")),
 )
 

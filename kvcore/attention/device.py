@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 
 if TYPE_CHECKING:
     import torch

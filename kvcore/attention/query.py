@@ -31,6 +31,16 @@ class Mask:
             if value is not None and value < 1:
                 raise SpecError(f"mask {name} must be positive", field=name, got=value, allowed=">= 1")
 
+    @property
+    def keys_before(self) -> int | None:
+        """Keys before its own that a query may see, None for all: a window counts the query itself."""
+        return None if self.window is None else self.window - 1
+
+    @property
+    def keys_after(self) -> int | None:
+        """Keys after its own that a query may see, None for all."""
+        return 0 if self.causal else self.keys_before
+
     def within(self, longest: int) -> Mask:
         """The same mask for sequences of at most `longest` tokens: no window or chunk that hides none of them."""
         window = None if self.window is not None and self.window >= longest else self.window

@@ -69,7 +69,7 @@ def _group(group: KVCacheGroupSpec) -> dict[str, Any]:
 
 
 def _axes(layout: SizedLayout, index: int) -> list[str]:
-    return [axis.name for axis in layout.layout.fields[index].axes]
+    return list(layout.layout.fields[index].axis_names)
 
 
 def draw(config: KVCacheConfig) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
 from kvcore.config.home import user_path

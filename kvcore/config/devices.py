@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.device import gpu_facts
-from kvcore.attention.spec import DeviceFacts
 from kvcore.config.schema import DeviceKeys
 from kvcore.errors import ConfigError
 

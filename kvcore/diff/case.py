@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.diff.divergence import Divergence, OutputRow, as_array
 from kvcore.errors import BackendError, BackendUnavailableError, BackendUnsupportedError, ConfigError
 from kvcore.testing.cases.answers import raised

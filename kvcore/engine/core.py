@@ -9,7 +9,6 @@ from math import lcm
 
 from kvcore.engine.planning import eviction_policy, prepare_plan
 from kvcore.engine.request import DERIVED, FinishReason, Request, check_request, check_tokens
-from kvcore.engine.sampler import Sampler
 from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, RequestError
@@ -19,6 +18,7 @@ from kvcore.registry.registry import Registry
 from kvcore.worker.executor.base import Executor
 from kvcore.worker.executor.inline import InlineExecutor
 from kvcore.worker.model_runner import LogitsSink
+from kvcore.worker.sampler import Sampler
 from kvcore.worker.settings import WorkerSettings
 from kvcore.worker.worker import Worker
 

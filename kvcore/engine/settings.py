@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.engine.sampling import SamplingParams
 from kvcore.models.facts import ModelFacts
 from kvcore.plan.capacity import Limits

@@ -173,11 +173,11 @@ class _Places:
     def _count_in_bytes(field: LayoutField, view: FieldView, sizes: dict[str, int]) -> None:
         """The packed axis counts bytes, as the view does."""
         last = field.axes[-1].name
-        if last not in sizes or [a.name for a in field.axes].count(last) > 1:
+        if last not in sizes or field.axis_names.count(last) > 1:
             raise LayoutError(
                 f"field {field.name} packs several numbers in a byte along an axis that is split, or tokens",
                 field=field.name,
-                got=[a.name for a in field.axes],
+                got=field.axis_names,
                 allowed="a whole axis of the content",
             )
         sizes[last] = view.shape[-1]

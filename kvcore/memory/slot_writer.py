@@ -36,6 +36,6 @@ class SlotWriter:
 
 def _token_first(field: LayoutField) -> tuple[int, ...]:
     """The permutation of a view [N, *axes] that puts the token axis after the blocks."""
-    names = [axis.name for axis in field.axes]
+    names = field.axis_names
     token = 1 + names.index(TOKEN)
     return (0, token, *(i for i in range(1, len(names) + 1) if i != token))

@@ -131,7 +131,7 @@ def logical_view(tensor: torch.Tensor, placed: LayoutField, logical: LogicalFiel
     Raises:
         LayoutError: An axis is split in memory (x-packed keys), so that no permutation undoes it.
     """
-    names = [axis.name for axis in placed.axes]
+    names = placed.axis_names
     if len(set(names)) < len(names):
         raise LayoutError(
             f"field {placed.name} has a split axis: a view in logical order does not exist",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.attention.query import AttentionQuery
-from kvcore.attention.spec import BackendSpec, DeviceFacts
 from kvcore.errors import KVCoreError, Refusal
 from kvcore.registry.registry import told
 from kvcore.spec.cache_spec import KVCacheSpec

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import isabstract, isclass
 
-from kvcore.attention.spec import API_VERSION, BackendSpec
+from kvcore.attention.declaration import API_VERSION, BackendSpec
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 

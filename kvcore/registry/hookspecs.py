@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from kvcore.attention.spec import BackendSpec, DeviceFacts
+    from kvcore.attention.declaration import BackendSpec, DeviceFacts
     from kvcore.spec.content import Content
     from kvcore.spec.retention import Retention
 

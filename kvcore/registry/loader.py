@@ -13,7 +13,7 @@ from typing import Any
 
 import pluggy
 
-from kvcore.attention.spec import BackendSpec
+from kvcore.attention.declaration import BackendSpec
 from kvcore.manage.eviction import BUILT_IN as EVICTION_POLICIES
 from kvcore.registry import declarations
 from kvcore.registry.claims import Claim, settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 
 # Device class, or <device class>/<kind of cache>, to backend to rank.
 Priorities = Mapping[str, Mapping[str, int]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import KVCoreError, PluginError, UnknownBackendError
 from kvcore.registry.hookspecs import PROJECT, HookSpecs
 from kvcore.registry.records import PluginRecord

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery
-from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Refusal, plain
 from kvcore.plan.groups import LayoutOffer
 from kvcore.registry.candidates import Question, Status, Verdict, judge

@@ -23,6 +23,13 @@ from kvcore.spec.content import Content
 from kvcore.spec.dtypes import dtype, nbytes, positive, round_up
 
 TOKEN = "token"
+# The two usual orders of a field of heads, with and without elements (scales have none).
+KV_ORDERS = {
+    ("token", "head", "dim"): "nhd",
+    ("token", "head"): "nhd",
+    ("head", "token", "dim"): "hnd",
+    ("head", "token"): "hnd",
+}
 Order = Literal["block_first", "field_first"]
 
 
@@ -44,6 +51,11 @@ class LayoutField:
     name: str
     axes: tuple[Axis, ...]
     dtype: str
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes in memory order."""
+        return tuple(axis.name for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,23 @@ class PageLayout:
     def at(self, kernel_block_size: int) -> SizedLayout:
         """This layout for kernel blocks of `kernel_block_size` tokens."""
         return SizedLayout(self, positive("kernel_block_size", kernel_block_size))
+
+    def kv_order(self, *allowed: str) -> str:
+        """``nhd`` where all fields are (token, head[, dim]), ``hnd`` where they are (head, token[, dim]).
+
+        Raises:
+            LayoutError: The fields are neither, or not one of `allowed`.
+        """
+        orders = {KV_ORDERS.get(f.axis_names, "") for f in self.fields}
+        order = orders.pop() if len(orders) == 1 else ""
+        if order not in allowed:
+            raise LayoutError(
+                f"the backend cannot read layout {self.name}",
+                field="layout",
+                got={f.name: f.axis_names for f in self.fields},
+                allowed=allowed,
+            )
+        return order
 
     def check(self, content: Content) -> None:
         """Raise `LayoutError` unless the fields hold exactly what `content` stores."""

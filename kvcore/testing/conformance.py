@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvcore.attention.spec import BackendSpec
+from kvcore.attention.declaration import BackendSpec
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.outcome import CellResult
 

@@ -36,7 +36,7 @@ LogitsSink = Callable[[str, int, torch.Tensor], None]
 
 
 class SampleTokens(Protocol):
-    """Draws tokens; see `kvcore.engine.sampler.Sampler`."""
+    """Draws tokens; see `kvcore.worker.sampler.Sampler`."""
 
     def __call__(self, logits_NV: torch.Tensor, asks: Sequence[Sequence[SampleAsk]]) -> tuple[tuple[int, ...], ...]:
         """For row n of the logits, one token for each of ``asks[n]``."""

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from kvcore_torch.spec import TorchBackendSpec, TorchOptions
+from kvcore_torch.declaration import TorchBackendSpec, TorchOptions
 
 from kvcore.attention.backend import AttentionGroup, AttentionLayer
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery, Mask
-from kvcore.attention.spec import DeviceFacts
 from kvcore.memory.arena import Arena
 from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from kvcore_flash_attn.spec import FlashAttnBackendSpec
-from kvcore_flashinfer.spec import FlashInferBackendSpec
-from kvcore_torch.spec import TorchBackendSpec, TorchOptions
-from kvcore_triton.spec import TritonBackendSpec
+from kvcore_flash_attn.declaration import FlashAttnBackendSpec
+from kvcore_flashinfer.declaration import FlashInferBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec, TorchOptions
+from kvcore_triton.declaration import TritonBackendSpec
 
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery, Mask
-from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, ConfigError, LayoutError
 from kvcore.plan.capacity import Limits
 from kvcore.plan.groups import LayoutOffer

@@ -166,7 +166,7 @@ def test_padding_slots_are_not_written(scene):
 
 @pytest.mark.parametrize("layout", ["hnd", "kv_first"])
 def test_long_prompts_are_cut_into_tiles(scene, layout, monkeypatch):
-    import kvcore_torch.step as step
+    import kvcore_torch.tile_schedule as step
 
     settings = {"layout": layout, "lengths": (100, 40), "scheduled": (90, 40), "first_blocks": (0, 0)}
     for query in ({"lse": True}, {"lse": True, "window": 10}, {"lse": True, "causal": False}):

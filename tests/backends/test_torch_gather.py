@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kvcore_torch.gather import gather
-from kvcore_torch.step import Sequence
+from kvcore_torch.tile_schedule import Sequence
 
 BLOCKS, HEADS, SIZE, DIM = 6, 3, 4, 5
 PAGE = HEADS * SIZE * DIM

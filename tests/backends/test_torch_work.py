@@ -4,17 +4,15 @@ from dataclasses import replace
 
 import kvcore_torch.attention as attention
 import kvcore_torch.backend as backend
-import kvcore_torch.step as step
+import kvcore_torch.tile_schedule as step
 import numpy as np
 import pytest
 import torch
 from kvcore_torch.options import TorchOptions
 from kvcore_torch.quant import as_bytes
-from kvcore_torch.step import Tile
+from kvcore_torch.tile_schedule import Tile
 
 from kvcore.attention.backend import AttentionGroup
-from kvcore.errors import BackendUnsupportedError
-from kvcore.spec.layout import Axis, LayoutField, PageLayout, SizedLayout
 
 STEP = {"lengths": (30, 17), "scheduled": (20, 1), "first_blocks": (0, 0)}
 
@@ -115,7 +113,7 @@ def test_index_work_lies_on_the_device_of_the_step(scene):
     """The meta device stands for one that is not here: nothing may be left on the host, or be fetched."""
     s = scene({"window": 5}, **STEP)
     group = AttentionGroup(0, s.query, (s.layer,), s.config.kv_cache_groups[0].layout)
-    made = step.plan_step(s.batch(), group, META, head_first=True)
+    made = step.schedule_tiles(s.batch(), group, META, head_first=True)
     for sequence in made.sequences:
         assert sequence.blocks.device == sequence.head_rows(4, 2).device == META
         assert all(devices(t) == {META} for t in sequence.tiles)
@@ -139,35 +137,6 @@ def test_rows_beyond_the_tokens_of_the_step_are_not_written(scene):
     made.write(s.layer, padded, s.cache, made.prepare(batch, group))
     assert all(torch.equal(s.slot("k", 0, j), s.k[0][j]) for j in range(10, 30))
     assert torch.equal(s.slot("v", 1, 16), s.v[1][16])
-
-
-ORDERS = {"head_first": ("head", "token", "dim"), "token_first": ("token", "head", "dim"), "other": ("dim", "token")}
-
-
-@pytest.mark.parametrize(("k", "v"), [("head_first", "token_first"), ("other", "head_first"), ("head_first", "other")])
-def test_layouts_that_it_cannot_read_are_refused(k, v):
-    fields = tuple(
-        LayoutField(name, tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order]), "float32")
-        for name, order in (("k", k), ("v", v), ("k_scale", "other"))
-    )
-    with pytest.raises(BackendUnsupportedError) as error:
-        backend._head_first(SizedLayout(PageLayout("mixed", fields), 8))
-    said = error.value
-    assert said.message == "the torch backend cannot read this layout"
-    assert (said.field, said.got) == ("layout", "mixed")
-    assert said.allowed == "(head, token, dim) or (token, head, dim)"
-
-
-@pytest.mark.parametrize("order", ["head_first", "token_first"])
-def test_fields_of_scales_do_not_say_how_keys_lie(order):
-    axes = tuple(Axis(axis, None if axis == "token" else 4) for axis in ORDERS[order])
-    fields = (
-        LayoutField("k", axes, "int8"),
-        LayoutField("v", axes, "int8"),
-        LayoutField("k_scale", axes[:2], "float32"),
-        LayoutField("v_scale", axes[:2], "float32"),
-    )
-    assert backend._head_first(SizedLayout(PageLayout("quantized", fields), 8)) == (order == "head_first")
 
 
 def test_spans_hold_what_some_query_sees_and_no_more(scene):

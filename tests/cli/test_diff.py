@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kvcore_torch.backend import TorchBackend
-from kvcore_torch.spec import TorchBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec
 from models.tiny import tiny_model
 from support.engines import engine_settings
 

@@ -9,7 +9,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
-from kvcore.attention.spec import BackendSpec
+from kvcore.attention.declaration import BackendSpec
 from kvcore.config.compose import compose
 from kvcore.config.home import conf_dir, presets
 from kvcore.config.keys import all_keys

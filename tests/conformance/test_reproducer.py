@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.registry.registry import Registry
 from kvcore.testing import Case, CellResult, Seq, conform, run
 from kvcore.testing.conformance import cases_for, run_one, settle
@@ -21,7 +21,7 @@ from kvcore.testing.report.reproducer import source
 PACKAGE = """
 from dataclasses import dataclass
 from kvcore.errors import Refusal
-from kvcore_torch.spec import TorchBackendSpec, TorchOptions
+from kvcore_torch.declaration import TorchBackendSpec, TorchOptions
 
 class Liar(TorchBackendSpec):
     name = "liar"

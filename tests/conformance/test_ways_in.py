@@ -55,7 +55,7 @@ def test_the_suite_finds_a_backend_by_its_entry_point(tmp_path):
 def test_the_base_class(tmp_path):
     (tmp_path / "test_mine.py").write_text(
         "from kvcore.testing import BackendConformance\n"
-        "from kvcore_torch.spec import TorchBackendSpec\n"
+        "from kvcore_torch.declaration import TorchBackendSpec\n"
         "class Wrong(TorchBackendSpec):\n"
         "    name = 'wrong'\n"
         "    @classmethod\n"
@@ -85,7 +85,7 @@ def test_the_base_class(tmp_path):
 REFUSES_LATE = """
 from kvcore.errors import Refusal
 from kvcore.testing import BackendConformance
-from kvcore_torch.spec import TorchBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec
 class Late(TorchBackendSpec):
     name = 'late'
     made = False

@@ -13,11 +13,11 @@ from support.serving import BAD, PHASES, PROBE, Ids, answer, drain, engine, fail
 
 from kvcore.cli import main
 from kvcore.engine.llm import LLM
-from kvcore.engine.sampler import Sampler
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import CapacityError, NotFiniteError, RequestError
 from kvcore.manage.step_plan import StepPlan
 from kvcore.worker.messages import SampleAsk
+from kvcore.worker.sampler import Sampler
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.engine.sampler import Sampler, draw, filtered_probabilities, uniform
 from kvcore.worker.messages import SampleAsk
+from kvcore.worker.sampler import Sampler, draw, filtered_probabilities, uniform
 
 logits = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=12)
 

@@ -14,10 +14,10 @@ from support.engines import make_llm
 
 from kvcore.engine.llm import LLM
 from kvcore.engine.request import Request
-from kvcore.engine.sampler import Sampler, adjusted, filtered_probabilities
 from kvcore.engine.sampling import SamplingParams
 from kvcore.errors import RequestError
 from kvcore.worker.messages import SampleAsk, SchedulerOutput
+from kvcore.worker.sampler import Sampler, adjusted, filtered_probabilities
 
 LIMITS = {"num_blocks": 40, "max_model_len": 64, "max_num_batched_tokens": 32, "max_num_seqs": 4}
 PROMPT = [5, 9, 200, 31, 7, 7, 12]

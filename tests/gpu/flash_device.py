@@ -23,8 +23,8 @@ import torch
 
 from kvcore.attention.backend import AttentionBackend, AttentionGroup, AttentionLayer
 from kvcore.attention.batch import Batch
+from kvcore.attention.declaration import BackendSpec
 from kvcore.attention.query import AttentionQuery, Mask
-from kvcore.attention.spec import BackendSpec
 from kvcore.memory.arena import Arena
 from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables

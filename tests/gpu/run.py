@@ -110,9 +110,9 @@ def environment() -> dict[str, Any]:
 
 def place_of(smoke: bool) -> Any:
     """The Triton backend on the device, or interpreted for a smoke test."""
-    from kvcore_triton.spec import TritonBackendSpec, TritonOptions
+    from kvcore_triton.declaration import TritonBackendSpec, TritonOptions
 
-    from kvcore.attention.spec import DeviceFacts
+    from kvcore.attention.declaration import DeviceFacts
     from kvcore.testing.cases.base import here
     from kvcore.testing.cases.planning import Target
 

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.cli import help_text
 from kvcore.cli.commands import NAMES, command
 from kvcore.manage.eviction import LRU

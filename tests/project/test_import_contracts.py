@@ -60,7 +60,7 @@ PLANTS = {
         "The logical half holds no tensor",
     ),
     "a declaration imports torch": (
-        "backends/kvcore_triton/spec.py",
+        "backends/kvcore_triton/declaration.py",
         "import torch",
         "Planning, listing and help import no torch",
     ),

@@ -35,7 +35,7 @@ def loaded_after(*statements: str) -> set[str]:
         "import kvcore; kvcore.plan",
         "import kvcore.plan.planner, kvcore.plan.explain",
         "import kvcore.manage.manager, kvcore.manage.block_pool",
-        "import kvcore.attention.spec, kvcore.attention.query",
+        "import kvcore.attention.declaration, kvcore.attention.query",
     ],
 )
 def test_nothing_heavy(statement: str) -> None:
@@ -44,7 +44,7 @@ def test_nothing_heavy(statement: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer"])
 def test_declarations_import_neither_torch_nor_their_library(backend: str) -> None:
-    heavy = loaded_after(f"import kvcore_{backend}.plugin, kvcore_{backend}.spec")
+    heavy = loaded_after(f"import kvcore_{backend}.plugin, kvcore_{backend}.declaration")
     assert heavy <= {"pluggy"}
 
 

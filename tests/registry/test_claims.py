@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.cli import main
 from kvcore.errors import PluginError
 from kvcore.registry import loader
@@ -95,7 +95,7 @@ def test_a_stranger_that_claims_a_backend_of_ours_is_left_out_and_named(name, fi
 def test_a_malformed_claim_of_a_name_of_ours_changes_nothing_but_its_own_state(malformed):
     claim = type("Claim", (Claims,), malformed)
     registry = load([stranger(kvcore_backends=lambda: [claim]), *BUILT_IN])
-    assert registry.backend("torch").__module__ == "kvcore_torch.spec"
+    assert registry.backend("torch").__module__ == "kvcore_torch.declaration"
     assert registry.refused == {}
     assert of(registry, "evil").broken
 
@@ -105,7 +105,7 @@ def test_an_entry_point_called_as_ours_and_our_own_module_offered_by_a_stranger(
     mine = type("Mine", (Claims,), {"name": "mine"})
     same_name = stranger("torch", "evil", kvcore_backends=lambda: [mine])
     registry = load([PluginSource("aaa", "thief", "1", ours.load), same_name, *BUILT_IN])
-    assert registry.backend("torch").__module__ == "kvcore_torch.spec"
+    assert registry.backend("torch").__module__ == "kvcore_torch.declaration"
     assert registry.origins["torch"].distribution == "kvcore"
     assert registry.backends["mine"] is mine
     assert of(registry, "thief").broken

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.attention.query import Capabilities
-from kvcore.attention.spec import BackendSpec, DeviceFacts
 from kvcore.errors import ConfigError, PluginError, UnknownBackendError
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import load
@@ -210,7 +210,7 @@ def test_imports_that_run_later_or_never_are_allowed(tmp_path, monkeypatch):
 
     light = """
         from typing import TYPE_CHECKING
-        from kvcore.attention.spec import BackendSpec
+        from kvcore.attention.declaration import BackendSpec
         if TYPE_CHECKING:
             import torch
         def create():

@@ -5,8 +5,8 @@ from types import ModuleType
 
 import pytest
 
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.attention.query import AttentionQuery, Capabilities, Mask
-from kvcore.attention.spec import BackendSpec, DeviceFacts
 from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Refusal, UnknownBackendError
 from kvcore.registry.choice import BackendChoice
 from kvcore.registry.hookspecs import hookimpl

@@ -85,6 +85,36 @@ def test_nhd_and_hnd_name_the_axes_in_memory_order() -> None:
     assert v.offset == k.nbytes == 3 * 4 * 8 * 2
 
 
+ORDERS = {"hnd": ("head", "token", "dim"), "nhd": ("token", "head", "dim"), "other": ("dim", "token")}
+
+
+def ordered(**orders: str) -> PageLayout:
+    """Fields in the order of a name; scales lack the elements."""
+    axes = {
+        name: tuple(
+            Axis(axis, None if axis == TOKEN else 4) for axis in ORDERS[order] if axis != "dim" or "_" not in name
+        )
+        for name, order in orders.items()
+    }
+    return PageLayout("mixed", tuple(LayoutField(name, found, "float32") for name, found in axes.items()))
+
+
+@pytest.mark.parametrize(("k", "v"), [("hnd", "nhd"), ("other", "hnd"), ("hnd", "other")])
+def test_fields_that_lie_unlike_have_no_order(k: str, v: str) -> None:
+    with pytest.raises(LayoutError, match="cannot read layout mixed") as error:
+        ordered(k=k, v=v).kv_order("nhd", "hnd")
+    assert error.value.field == "layout"
+    assert error.value.allowed == ("nhd", "hnd")
+
+
+@pytest.mark.parametrize("order", ["nhd", "hnd"])
+def test_scales_lie_as_their_codes_do(order: str) -> None:
+    layout = ordered(k=order, v=order, k_scale=order, v_scale=order)
+    assert layout.kv_order("nhd", "hnd") == order
+    with pytest.raises(LayoutError):
+        layout.kv_order("hnd" if order == "nhd" else "nhd")
+
+
 def x_packed(content: KVHeads, x: int) -> PageLayout:
     """Keys as (head, dim/x, token, x), values as (head, dim, token)."""
     heads = Axis("head", content.num_kv_heads)

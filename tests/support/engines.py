@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.engine.llm import LLM
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings, Limits
 from kvcore.models.config_json import read_config

@@ -4,7 +4,7 @@ A program takes one *tile*: some queries of one sequence times the query heads o
 one matrix (row r is query ``r // heads`` and head ``r % heads``), and walks an interval of keys. Every mask
 of the contract is an interval of keys a query, so a mask costs two integers a row, and blocks outside the
 tile's interval are never touched. Where the keys of a tile are split over several programs, each leaves its
-part in a workspace and `merge_parts` joins them.
+partial result in a workspace and `merge_splits` joins them.
 
 Soft-max runs in base 2. Offsets are 64 bits wide from the block id, the token and the head on (heads
 widen where they are used: held through the loop, wide ones cost registers that some tiles lack).
@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Columns of a work item; `kvcore_triton.work` fills them.
+# Columns of a work item; `kvcore_triton.tile_schedule` fills them.
 SEQ = tl.constexpr(0)  # row of the block table
 ROW = tl.constexpr(1)  # first query in the flat batch
 COUNT = tl.constexpr(2)  # queries
@@ -29,7 +29,7 @@ BEGIN = tl.constexpr(4)  # first key of this program
 END = tl.constexpr(5)  # one after its last
 START = tl.constexpr(6)  # position of the table's first slot
 KEYS_END = tl.constexpr(7)  # one after the sequence's last key
-PART = tl.constexpr(8)  # place in the workspace, -1 for none: the tile is not split
+PARTIAL = tl.constexpr(8)  # place in the workspace, -1 for none: the tile is not split
 COLUMNS = tl.constexpr(9)
 
 # Arguments of which nothing is assumed: all numbers, and tensors from outside that are read one by one.
@@ -138,8 +138,8 @@ def attend_tiles(
     work_ptr,
     out_ptr,
     lse_ptr,
-    part_ptr,
-    part_lse_ptr,
+    partial_ptr,
+    partial_lse_ptr,
     scale,
     softcap,
     window,
@@ -193,7 +193,7 @@ def attend_tiles(
     count, position0 = tl.load(work + COUNT), tl.load(work + POSITION)
     begin, end = tl.load(work + BEGIN), tl.load(work + END)
     start, keys_end = tl.load(work + START), tl.load(work + KEYS_END)
-    part = tl.load(work + PART).to(tl.int64)
+    partial = tl.load(work + PARTIAL).to(tl.int64)
 
     r, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     d, dv = tl.arange(0, DP), tl.arange(0, DVP)
@@ -259,7 +259,7 @@ def attend_tiles(
         acc = acc * shrink[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision="ieee")
         peak = top
 
-    if part < 0:
+    if partial < 0:
         sink = tl.load(sinks_ptr + head, mask=row_ok, other=float("-inf")) * LOG2E
         peak, total, shrink = with_sink(peak, total, sink)
         inverse = v_factor / tl.where(total > 0, total, 1.0)
@@ -273,15 +273,15 @@ def attend_tiles(
         tl.store(lse_ptr + (row0 + token) * lse_token + head, lse, mask=row_ok & (want_lse != 0))
     else:
         safe_total = tl.where(total > 0, total, 1.0)
-        slot = (part * tl.num_programs(1) + y) * BLOCK_M + r
-        tl.store(part_ptr + slot[:, None] * DVP + dv[None, :], acc * (v_factor / safe_total)[:, None])
-        tl.store(part_lse_ptr + slot, tl.where(total > 0, peak + tl.log2(safe_total), float("-inf")))
+        slot = (partial * tl.num_programs(1) + y) * BLOCK_M + r
+        tl.store(partial_ptr + slot[:, None] * DVP + dv[None, :], acc * (v_factor / safe_total)[:, None])
+        tl.store(partial_lse_ptr + slot, tl.where(total > 0, peak + tl.log2(safe_total), float("-inf")))
 
 
 @triton.jit(do_not_specialize=LOOSE_IN_MERGE)
-def merge_parts(
-    part_ptr,
-    part_lse_ptr,
+def merge_splits(
+    partial_ptr,
+    partial_lse_ptr,
     sinks_ptr,
     merge_ptr,
     out_ptr,
@@ -299,11 +299,14 @@ def merge_parts(
     UNIT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """The parts of one tile, weighted by their log-sum-exps; a merge is (row, queries, first part, parts)."""
+    """The partial results of one tile, weighted by their log-sum-exps.
+
+    A merge is (row, queries, first partial, partials).
+    """
     item, y = tl.program_id(0), tl.program_id(1)
     row0 = tl.load(merge_ptr + item * 4).to(tl.int64)
-    count, part0 = tl.load(merge_ptr + item * 4 + 1), tl.load(merge_ptr + item * 4 + 2)
-    parts = tl.load(merge_ptr + item * 4 + 3)
+    count, partial0 = tl.load(merge_ptr + item * 4 + 1), tl.load(merge_ptr + item * 4 + 2)
+    partials = tl.load(merge_ptr + item * 4 + 3)
     r, dv = tl.arange(0, BLOCK_M), tl.arange(0, DVP)
     kv_head = y // tiles_per_head
     in_group = (y % tiles_per_head) * heads + r % heads
@@ -313,10 +316,10 @@ def merge_parts(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.full([BLOCK_M], 0.0, tl.float32)
     acc = tl.full([BLOCK_M, DVP], 0.0, tl.float32)
-    for i in range(parts):
-        slot = ((part0 + i).to(tl.int64) * tl.num_programs(1) + y) * BLOCK_M + r
-        lse = tl.load(part_lse_ptr + slot)
-        out = tl.load(part_ptr + slot[:, None] * DVP + dv[None, :])
+    for i in range(partials):
+        slot = ((partial0 + i).to(tl.int64) * tl.num_programs(1) + y) * BLOCK_M + r
+        lse = tl.load(partial_lse_ptr + slot)
+        out = tl.load(partial_ptr + slot[:, None] * DVP + dv[None, :])
         top = tl.maximum(peak, lse)
         safe = tl.where(top == float("-inf"), 0.0, top)
         weight, shrink = tl.exp2(lse - safe), tl.exp2(peak - safe)

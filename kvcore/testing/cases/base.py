@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
+from kvcore.attention.declaration import API_VERSION, BackendSpec, DeviceFacts
 from kvcore.attention.device import gpu_facts
-from kvcore.attention.spec import API_VERSION, BackendSpec, DeviceFacts
 from kvcore.errors import BackendError
 from kvcore.spec.dtypes import ceil_div
 from kvcore.spec.layout import KernelBlocks, LayoutOption

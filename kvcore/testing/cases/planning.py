@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendUnsupportedError, KVCoreError
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig

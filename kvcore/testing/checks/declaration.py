@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery, Mask
-from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import KVCoreError
 from kvcore.registry.declarations import backend_problem, options_problem
 from kvcore.spec.cache_spec import KVCacheSpec

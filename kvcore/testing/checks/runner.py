@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError, ConfigError
 from kvcore.registry.loader import installed
 from kvcore.testing.cases.answers import timed

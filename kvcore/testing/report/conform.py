@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.errors import BackendUnavailableError, ConfigError
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry

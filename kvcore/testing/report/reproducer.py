@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvcore.attention.spec import BackendSpec, DeviceFacts
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError
 from kvcore.registry.loader import installed
 from kvcore.spec.dtypes import ceil_div

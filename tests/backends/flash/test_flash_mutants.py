@@ -3,16 +3,17 @@
 from dataclasses import replace
 
 import kvcore_flash_attn.backend as fa_backend
-import kvcore_flash_attn.step as fa_step
+import kvcore_flash_attn.segments as fa_step
 import kvcore_flashinfer.backend as fi_backend
-import kvcore_flashinfer.spec as fi_spec
-import kvcore_flashinfer.step as fi_step
+import kvcore_flashinfer.declaration as fi_spec
+import kvcore_flashinfer.planner as fi_step
 import pytest
 import torch
 from backends.flash.flash_cases import case
-from kvcore_flash_attn.spec import FlashAttnBackendSpec
-from kvcore_flashinfer.spec import FlashInferBackendSpec
+from kvcore_flash_attn.declaration import FlashAttnBackendSpec
+from kvcore_flashinfer.declaration import FlashInferBackendSpec
 
+from kvcore.attention.query import Mask
 from kvcore.testing import Case, Seq, run
 
 MIXED = (Seq(20, 1), Seq(37, 1), Seq(0, 5), Seq(15, 4))
@@ -51,7 +52,7 @@ def stale_plan(m, backend):
 
 
 def fa_window(m, backend):
-    m.setattr(fa_step, "window_size", lambda mask: (mask.window, 0) if mask.window else (-1, -1))
+    m.setattr(Mask, "keys_before", property(lambda mask: mask.window))
 
 
 def fi_window(m, backend):
@@ -163,8 +164,8 @@ def _without_mask(real):
 
 
 def fa_noncausal(m, backend):
-    real = fa_backend.plan_step
-    m.setattr(fa_backend, "plan_step", lambda *given: replace(real(*given), causal=False))
+    real = fa_backend.plan_segments
+    m.setattr(fa_backend, "plan_segments", lambda *given: replace(real(*given), causal=False))
 
 
 MUTANTS = {

@@ -152,7 +152,7 @@ def test_an_explicit_choice_that_cannot_serve_names_the_nearest_usable_one(model
 
 
 def test_ranks_come_from_the_narrowest_class_and_data_go_before_declarations():
-    from kvcore.attention.spec import DeviceFacts
+    from kvcore.attention.declaration import DeviceFacts
 
     blackwell, hopper = (DeviceFacts("cuda", capability=(n, 0)) for n in (10, 9))
     assert device_classes(blackwell) == ("cuda:sm100", "cuda:sm10x", "cuda")

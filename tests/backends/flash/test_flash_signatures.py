@@ -15,12 +15,12 @@ import flashinfer
 import pytest
 from backends.flash.flash_cases import case
 from kvcore_flash_attn import library as fa_library
+from kvcore_flash_attn.declaration import FlashAttnBackendSpec, FlashAttnOptions
 from kvcore_flash_attn.emulation import extension, load_interface
-from kvcore_flash_attn.spec import FlashAttnBackendSpec, FlashAttnOptions
 from kvcore_flash_attn.variants import FA2
 from kvcore_flashinfer import library as fi_library
+from kvcore_flashinfer.declaration import CUDA_CORE_GROUPS, FlashInferBackendSpec, FlashInferOptions
 from kvcore_flashinfer.emulation import modules
-from kvcore_flashinfer.spec import CUDA_CORE_GROUPS, FlashInferBackendSpec, FlashInferOptions
 
 from kvcore.errors import BackendUnavailableError
 from kvcore.registry.signatures import missing_parameters

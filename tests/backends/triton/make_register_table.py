@@ -13,7 +13,7 @@ BEGIN, END = "<!-- registers: begin -->", "<!-- registers: end -->"
 def main() -> None:
     import triton
     from backends.triton.proof_set import proof_set, table
-    from kvcore_triton.ahead import compiled
+    from kvcore_triton.ahead_of_time import compiled
 
     begun, page = time.monotonic(), ROOT / "docs" / "kernels.md"
     results = {v.name: compiled(v) for v in proof_set()}

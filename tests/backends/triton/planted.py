@@ -7,7 +7,7 @@ from pathlib import Path
 import kvcore_triton.backend as backend
 from kvcore_triton.kernels import attention, write
 
-KERNELS = {attention: ("attend_tiles", "merge_parts"), write: ("write_step",)}
+KERNELS = {attention: ("attend_tiles", "merge_splits"), write: ("write_step",)}
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from functools import lru_cache
 
 import torch
 from kvcore_triton.kernels import attention, write
+from kvcore_triton.tile_schedule import ITEM_COLUMNS, MERGE_COLUMNS
 from kvcore_triton.variants import every
-from kvcore_triton.work import ITEM_COLUMNS, MERGE_COLUMNS
 
 from kvcore.memory.kernels.launch import Launcher
 
 INT32 = 2**31
 FIELDS = (("k", "D"), ("v", "DV"))
-KERNELS = {"attend_tiles": "attend", "merge_parts": "merge", "write_step": "write"}
+KERNELS = {"attend_tiles": "attend", "merge_splits": "merge", "write_step": "write"}
 
 
 class Recorder(Launcher):
@@ -33,7 +33,7 @@ class Recorder(Launcher):
             value = args[param.name]
             if param.name.endswith("_ptr"):
                 assert isinstance(value, torch.Tensor), param.name
-                assert value.numel() > 0 or param.name.startswith("part"), param.name
+                assert value.numel() > 0 or param.name.startswith("partial"), param.name
                 # Triton compiles a kernel anew for a tensor that does not start at 16 bytes.
                 at = value.storage_offset() * value.itemsize
                 assert param.do_not_specialize or at % 16 == 0, (param.name, at)
@@ -120,18 +120,18 @@ def check_heads(grid, args, kv_heads):
 def check_workspace(grid, args, parts):
     """Room for all parts."""
     needed = parts * grid[1] * args["BLOCK_M"]
-    assert args["part_lse_ptr"].numel() >= needed
-    assert args["part_ptr"].numel() >= needed * args["DVP"]
+    assert args["partial_lse_ptr"].numel() >= needed
+    assert args["partial_ptr"].numel() >= needed * args["DVP"]
 
 
 def check_merge(launch, attend, merges, items, tokens, heads, kv_heads):
     """The merge: the parts of each tile as the attention kernel left them, and its rows in bounds."""
     kernel, grid, args, _ = launch
-    assert kernel is attention.merge_parts
+    assert kernel is attention.merge_splits
     assert merges.shape[1] == MERGE_COLUMNS
     assert len(merges) == grid[0]
     check_heads(grid, args, kv_heads)
-    shared = ("part_ptr", "part_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr")
+    shared = ("partial_ptr", "partial_lse_ptr", "sinks_ptr", "out_ptr", "lse_ptr")
     assert all(args[n] is attend[n] for n in shared)
     assert all(args[n] == attend[n] for n in args if n in attend and n not in shared)
     assert widest_row(args, "out", "DV", tokens, heads) == extent(args["out_ptr"])

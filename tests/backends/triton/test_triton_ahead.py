@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from backends.triton.core_kernels import SIGNATURES
 from backends.triton.proof_set import pairs_of, proof_set, wanted_pairs
-from kvcore_triton.ahead import Resources, compiled, resources
+from kvcore_triton.ahead_of_time import Resources, compiled, resources
 from kvcore_triton.targets import TARGETS, compile_options
 from kvcore_triton.variants import DIMS, DTYPES, PROVEN, Variant, every
 
@@ -101,12 +101,12 @@ def test_every_kernel_of_the_core_is_among_them():
 @pytest.mark.parametrize("kernel", ["attend", "merge", "write"])
 def test_no_value_makes_a_variant(kernel):
     """Whatever changes from step to step, layer to layer or model to model is not specialised."""
-    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.attention import attend_tiles, merge_splits
     from kvcore_triton.kernels.write import write_step
 
-    jitted = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[kernel]
+    jitted = {"attend": attend_tiles, "merge": merge_splits, "write": write_step}[kernel]
     special = {p.name for p in jitted.params if not p.is_constexpr and not p.do_not_specialize}
-    ours = {"work_ptr", "merge_ptr", "part_ptr", "part_lse_ptr"}
+    ours = {"work_ptr", "merge_ptr", "partial_ptr", "partial_lse_ptr"}
     copied = {"q_ptr", "out_ptr", "k_ptr", "v_ptr", "k_field_ptr", "v_field_ptr"}
     assert special <= ours | copied
 
@@ -149,10 +149,10 @@ def test_types_that_a_target_lacks_are_no_variants():
 @pytest.mark.parametrize("kernel", ["attend", "merge", "write"])
 def test_signatures_name_every_argument(kernel):
     """Types and constants together are exactly the kernel's parameters."""
-    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.attention import attend_tiles, merge_splits
     from kvcore_triton.kernels.write import write_step
 
-    jitted = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[kernel]
+    jitted = {"attend": attend_tiles, "merge": merge_splits, "write": write_step}[kernel]
     types, constants = Variant(kernel, "sm_90").signature()
     assert {*types, *constants} == set(jitted.arg_names)
 
@@ -187,7 +187,7 @@ import sys; sys.path += {paths!r}
 import triton; assert triton.__version__ == "3.6.0", triton.__file__
 import json
 from backends.triton.proof_set import proof_set
-from kvcore_triton.ahead import compiled
+from kvcore_triton.ahead_of_time import compiled
 print(json.dumps({{v.name: compiled(v) for v in proof_set()}}))
 """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

@@ -9,7 +9,7 @@ import pytest
 from backends.triton.planted import fault
 from kvcore_triton.kernels import attention, write
 
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.testing import all_cases, run
 from kvcore.testing.cases.case import Base
 
@@ -39,7 +39,7 @@ FAULTS = {
         "local = key - start\n        key_ok = local // block_size * block_size < keys_end - start\n",
         "L3.attend.poison=nan.causal.mixed",
     ),
-    "parts joined without weights": (
+    "partial results joined without weights": (
         attention,
         "acc * shrink[:, None] + out * weight[:, None]",
         "acc * shrink[:, None] + out",
@@ -141,7 +141,7 @@ import sys, tempfile
 from pathlib import Path
 from backends.triton.planted import fault
 from kvcore_triton.kernels import attention
-from kvcore.attention.spec import DeviceFacts
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.testing import all_cases, run
 from kvcore.testing.cases.case import Base
 case = next(c for c in all_cases("full", Base("float32", 32, 16)) if c.id == {OFFSETS!r})

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvcore_torch.spec import TorchBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec
 
 from kvcore.testing.cases.base import here
 from kvcore.testing.cases.planning import Target

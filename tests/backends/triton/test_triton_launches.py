@@ -8,9 +8,9 @@ pytest.importorskip("triton")
 
 from backends.triton.recording import Recorder, check_attend, check_merge, check_write
 from kvcore_triton.backend import TritonBackend
+from kvcore_triton.declaration import TritonOptions
 from kvcore_triton.kernels import attention, write
-from kvcore_triton.spec import TritonOptions
-from kvcore_triton.step import most_parts
+from kvcore_triton.launches import max_partials
 from kvcore_triton.targets import TARGETS
 from kvcore_triton.variants import DIMS, DTYPES, FORMATS, GRANULARITIES, PROVEN
 
@@ -132,7 +132,7 @@ def launch_a_shape(shape, layout, dtype, quant, made=token_major):
     check_write(recorder.launches[0], tokens, kv_heads, blocks)
     staged = backend._buffers[0, query]._staging.host
     seen = np.zeros(tokens, np.int64)
-    for one in plan.passes:
+    for one in plan.launches:
         items, merges = (
             staged[x.storage_offset() :][: x.numel()].reshape(x.shape).astype(np.int64) for x in (one.items, one.merges)
         )
@@ -157,7 +157,7 @@ def launch_a_shape(shape, layout, dtype, quant, made=token_major):
 
 
 def test_head_major_queries_and_values_of_a_million_tokens():
-    """The offset of a head passes 2^31: the kernels' heads are 64 bits wide."""
+    """The offset of a head launches 2^31: the kernels' heads are 64 bits wide."""
     q = head_major(2**20, 32, 128, dtype=torch.bfloat16)
     assert q.stride(1) * 31 > 2**31
     shape = "a million tokens of prefill"
@@ -205,8 +205,8 @@ def launch_all(target, dtype, stored, quant, dims, heads, kv_heads, *, general):
     backend.attend(layer, {"q": made(41, heads, dims[0], dtype=element)}, cache, plan, out)
     kinds = [kernel for kernel, *_ in recorder.launches]
     assert kinds[0] is write.write_step
-    assert kinds.count(attention.attend_tiles) == len(plan.passes)
-    assert attention.merge_parts in kinds
+    assert kinds.count(attention.attend_tiles) == len(plan.launches)
+    assert attention.merge_splits in kinds
 
 
 def test_the_workspace_never_moves():
@@ -222,12 +222,12 @@ def test_the_workspace_never_moves():
         scheduled = [1] * n if step == 0 else rng.choice([1, 1, 3, 64, 500], n).tolist()
         batch = batch_of(scheduled, rng.integers(1, 200_000, n).tolist(), 16, 13_000)
         plan = backend.prepare(batch, AttentionGroup(0, query, (layer,), sized))
-        for one in plan.passes:
-            assert one.parts * 2 * one.tiles_per_head < most_parts(132)
+        for one in plan.launches:
+            assert one.partials * 2 * one.tiles_per_head < max_partials(132)
         q = token_major(sum(scheduled), 8, 64, dtype=torch.bfloat16)
         backend.attend(layer, {"q": q}, cache, plan, torch.empty_like(q))
-        held = backend._parts if held is None else held
-        assert backend._parts is held
+        held = backend._partials if held is None else held
+        assert backend._partials is held
 
 
 def test_a_view_of_more_than_2_31_elements():
@@ -253,22 +253,22 @@ def test_a_wrong_stride_is_noticed(field, monkeypatch):
 
 @pytest.mark.parametrize("column", range(4))
 def test_a_wrong_merge_is_noticed(column, monkeypatch):
-    import kvcore_triton.step as module
+    import kvcore_triton.launches as module
 
-    listed = module.list_work
+    listed = module.schedule_tiles
 
     def wrong(*args):
         work = listed(*args)
         work.merges[-1:, column] += 1
         return work
 
-    monkeypatch.setattr(module, "list_work", wrong)
+    monkeypatch.setattr(module, "schedule_tiles", wrong)
     with pytest.raises(AssertionError):
         launch_a_shape("one decode over a million tokens", nhd, "bfloat16", None)
 
 
 def test_an_array_that_does_not_start_at_16_bytes_is_noticed(monkeypatch):
-    import kvcore_triton.step as module
+    import kvcore_triton.launches as module
 
     monkeypatch.setattr(module, "_padded", lambda size: size)
     with pytest.raises(AssertionError, match=r"(work|merge)_ptr"):

@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from kvcore_torch.quant import encode
 from kvcore_triton.backend import TritonBackend
+from kvcore_triton.declaration import TritonBackendSpec, TritonOptions
 from kvcore_triton.kernels.attention import number
-from kvcore_triton.spec import TritonBackendSpec, TritonOptions
-from kvcore_triton.step import StepPlan
+from kvcore_triton.launches import LaunchPlan
 from kvcore_triton.targets import TARGETS
 
 from kvcore.attention.backend import AttentionLayer
+from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery
-from kvcore.attention.spec import DeviceFacts
 from kvcore.errors import BackendUnsupportedError
 from kvcore.memory.arena import Arena
 from kvcore.memory.copy import copy_blocks
@@ -67,7 +67,7 @@ def written(layer, fresh, cache, heads_first, slots, size=16):
     backend = TritonBackend(
         "cpu", TritonOptions(interpret=True), target=TARGETS["interpreter"], launcher=Launcher(interpret=True)
     )
-    backend.write(layer, fresh, cache, StepPlan(Step, heads_first, ()))
+    backend.write(layer, fresh, cache, LaunchPlan(Step, heads_first, ()))
 
 
 def empty(dtype, granularity, heads_first, blocks=4):

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from kvcore_triton.spec import TritonBackendSpec, TritonOptions
+from kvcore_triton.declaration import TritonBackendSpec, TritonOptions
 
 from kvcore.errors import BackendUnsupportedError, LayoutError
 

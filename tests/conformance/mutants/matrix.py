@@ -18,7 +18,7 @@ if __name__ == "__main__":
 from conformance.mutants.mutant import Mutant, catalogue
 from conformance.mutants.table import MUTANTS
 
-from kvcore.attention.spec import BackendSpec
+from kvcore.attention.declaration import BackendSpec
 from kvcore.testing import run
 from kvcore.testing.cases.case import LEVELS
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from textwrap import indent
 
-from kvcore.attention.spec import BackendSpec
+from kvcore.attention.declaration import BackendSpec
 from kvcore.testing import Case, all_cases
 
 VICTIM = Path(__file__).parent / "victim"

@@ -26,7 +26,7 @@ ROOT = HERE.parents[2]
 SURVIVORS = HERE / "survivors.toml"
 LEAST = 0.9
 # Write and attend; what a declaration says is judged by level 0 and by tests of its own.
-MODULES = ("attention.py", "backend.py", "gather.py", "quant.py", "step.py")
+MODULES = ("attention.py", "backend.py", "gather.py", "quant.py", "tile_schedule.py")
 TESTS = ("conftest.py", "test_torch_attention.py", "test_torch_gather.py", "test_torch_work.py")
 CONFIG = """
 [tool.mutmut]
@@ -42,7 +42,7 @@ addopts = "-q --import-mode=importlib"
 KILLER = '''"""The kit's quick cases in pieces, so that mutmut runs the pieces that reach what it changed."""
 
 import pytest
-from kvcore_torch.spec import TorchBackendSpec
+from kvcore_torch.declaration import TorchBackendSpec
 
 from kvcore.testing import all_cases, run
 

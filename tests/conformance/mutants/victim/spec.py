@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.attention.query import AttentionQuery, Capabilities
-from kvcore.attention.spec import BackendSpec, DeviceFacts
 from kvcore.errors import Refusal
 from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.content import KVHeads

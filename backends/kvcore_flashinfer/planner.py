@@ -26,7 +26,6 @@ from kvcore_flashinfer.library import Library
 from kvcore_flashinfer.options import PAGE_SIZES, FlashInferOptions, use_tensor_cores
 from kvcore_flashinfer.tables import PageTable, page_table
 
-ORDERS: dict[tuple[str, ...], str] = {("token", "head", "dim"): "NHD", ("head", "token", "dim"): "HND"}
 # Wrappers that are kept for later steps: many more than a model has groups. A step holds its own, so that
 # forgetting one never takes a plan away.
 KEPT = 64
@@ -35,7 +34,7 @@ KERNELS = "fa2"
 
 
 @dataclass(frozen=True)
-class Part:
+class WrapperCall:
     """Neighbouring sequences that one planned wrapper serves.
 
     Attributes:
@@ -50,15 +49,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class WrapperPlan:
     """Metadata of the backend.
 
     Attributes:
-        parts: What `attend` works through.
+        calls: What `attend` works through.
         writer: Where the step's tokens go.
     """
 
-    parts: tuple[Part, ...]
+    calls: tuple[WrapperCall, ...]
     writer: SlotWriter
 
 
@@ -77,25 +76,25 @@ class Planner:
         self._workspace = torch.zeros(options.workspace_bytes, dtype=torch.uint8, device=device)
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
 
-    def plan(self, batch: Batch, group: AttentionGroup) -> Step:
+    def plan(self, batch: Batch, group: AttentionGroup) -> WrapperPlan:
         """Everything that does not depend on the layer.
 
         Raises:
-            BackendUnsupportedError: The layout or page size is not one that was offered.
+            LayoutError, BackendUnsupportedError: The layout or page size is not one that was offered.
             IntegrityError: Tables or lengths are not int32.
         """
         part = batch.groups[group.kv_group]
         order = check(part, group)
         decodes, seqs = batch.num_decodes, batch.num_seqs
-        parts = []
+        calls = []
         with self.library.active():
             if decodes:
-                parts.append(self._decode(batch, part, group, order, decodes))
+                calls.append(self._decode(batch, part, group, order, decodes))
             if decodes < seqs:
-                parts.append(self._prefill(batch, part, group, order, decodes))
-        return Step(tuple(parts), SlotWriter(part.slot_mapping_T, group.layout))
+                calls.append(self._prefill(batch, part, group, order, decodes))
+        return WrapperPlan(tuple(calls), SlotWriter(part.slot_mapping_T, group.layout))
 
-    def _decode(self, batch: Batch, part: GroupBatch, group: AttentionGroup, order: str, count: int) -> Part:
+    def _decode(self, batch: Batch, part: GroupBatch, group: AttentionGroup, order: str, count: int) -> WrapperCall:
         query, table = group.query, page_table(part, 0, count, self.device)
         wrapper = self._wrapper("decode", group, order)
         wrapper.plan(
@@ -108,9 +107,9 @@ class Planner:
             page_size=part.kernel_block_size,
             **self._facts(group),
         )
-        return Part(slice(0, count), wrapper, self._empty(table))
+        return WrapperCall(slice(0, count), wrapper, self._empty(table))
 
-    def _prefill(self, batch: Batch, part: GroupBatch, group: AttentionGroup, order: str, first: int) -> Part:
+    def _prefill(self, batch: Batch, part: GroupBatch, group: AttentionGroup, order: str, first: int) -> WrapperCall:
         query, starts = group.query, batch.query_start_loc_host
         table = page_table(part, first, batch.num_seqs, self.device)
         wrapper = self._wrapper("prefill", group, order)
@@ -127,13 +126,12 @@ class Planner:
             **self._facts(group),
         )
         # A sequence that is not a decode has written keys of its own: none of its rows is empty.
-        return Part(slice(int(starts[first]), int(starts[-1])), wrapper, None)
+        return WrapperCall(slice(int(starts[first]), int(starts[-1])), wrapper, None)
 
     def _facts(self, group: AttentionGroup) -> dict[str, Any]:
         query = group.query
         return {
-            # The library counts the keys before the query; our window counts the query itself.
-            "window_left": -1 if query.mask.window is None else query.mask.window - 1,
+            "window_left": -1 if query.mask.keys_before is None else query.mask.keys_before,
             "logits_soft_cap": query.softcap or 0.0,
             "sm_scale": query.softmax_scale,
             "q_data_type": torch_dtype(query.dtype),
@@ -165,18 +163,11 @@ def check(part: GroupBatch, group: AttentionGroup) -> str:
     """The library's name of the axis order, once the layout is one of those it reads.
 
     Raises:
-        BackendUnsupportedError: The layout or page size is not one that was offered.
+        LayoutError: The layout is not one that was offered.
+        BackendUnsupportedError: The page size is not.
         IntegrityError: Tables or lengths are not int32: prefill would read them as such all the same.
     """
-    found = {ORDERS.get(tuple(a.name for a in f.axes)) for f in group.layout.layout.fields}
-    order = found.pop() if len(found) == 1 else None
-    if order is None:
-        raise BackendUnsupportedError(
-            "FlashInfer reads pages of (token, head, dim) or (head, token, dim)",
-            field="layout",
-            got=group.layout.layout.name,
-            allowed=["nhd", "hnd"],
-        )
+    order = group.layout.layout.kv_order("nhd", "hnd").upper()
     if part.kernel_block_size not in PAGE_SIZES:
         raise BackendUnsupportedError(
             "FlashInfer's pages have other sizes",

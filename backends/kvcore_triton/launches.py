@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from kvcore.backend import AttentionGroup, AttentionQuery, Batch, GroupBatch, StagingBuffer
-from kvcore_triton.arguments import head_first
 from kvcore_triton.options import TritonOptions
 from kvcore_triton.targets import Target, Tile, tile
-from kvcore_triton.work import ITEM_COLUMNS, MERGE_COLUMNS, Splits, Work, list_work
+from kvcore_triton.tile_schedule import ITEM_COLUMNS, MERGE_COLUMNS, Splits, TileSchedule, schedule_tiles
 
 # Query rows of one sequence and KV head up to which the short tile serves.
 FEW_ROWS = 16
@@ -20,7 +19,7 @@ FEW_ROWS = 16
 PROGRAMS_PER_PROCESSOR = 2
 
 
-class Pass(NamedTuple):
+class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge where tiles are split.
 
     Attributes:
@@ -29,7 +28,7 @@ class Pass(NamedTuple):
         tiles_per_head: Tiles for each KV head.
         items: int32 [n, 9] on the device.
         merges: int32 [m, 4] on the device.
-        parts: Places of the workspace in use.
+        partials: Partial results of split tiles, that is places of the workspace in use.
     """
 
     tile: Tile
@@ -37,25 +36,25 @@ class Pass(NamedTuple):
     tiles_per_head: int
     items: torch.Tensor
     merges: torch.Tensor
-    parts: int
+    partials: int
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class LaunchPlan:
     """What `write` and `attend` need; valid until the next `prepare` of the group.
 
     Attributes:
         group: The KV group's part of the batch.
         heads_first: Order of the axes in the views.
-        passes: Launches.
+        launches: Launches.
     """
 
     group: GroupBatch
     heads_first: bool
-    passes: tuple[Pass, ...]
+    launches: tuple[Launch, ...]
 
 
-class StepBuffers:
+class LaunchPlanner:
     """The buffer of one attention group."""
 
     def __init__(self, device: torch.device) -> None:
@@ -64,38 +63,38 @@ class StepBuffers:
 
     def plan(
         self, batch: Batch, group: AttentionGroup, target: Target, processors: int, options: TritonOptions
-    ) -> StepPlan:
+    ) -> LaunchPlan:
         """The step's launches; one upload."""
         part, query = batch.groups[group.kv_group], group.query
         lengths = np.diff(batch.query_start_loc_host)
         few = lengths * query.group_size <= FEW_ROWS
-        works: list[tuple[Tile, int, int, Work]] = []
+        schedules: list[tuple[Tile, int, int, TileSchedule]] = []
         for short in (True, False):
             seqs = np.flatnonzero(few if short else ~few).astype(np.int64)
             if seqs.size:
-                works.append(_one_pass(batch, part, query, target, processors, options, seqs, short))
-        passes = self._upload(works, 4 * (batch.capacity_tokens + batch.capacity_seqs))
-        return StepPlan(part, head_first(group.layout), passes)
+                schedules.append(_launch(batch, part, query, target, processors, options, seqs, short))
+        launches = self._upload(schedules, 4 * (batch.capacity_tokens + batch.capacity_seqs))
+        return LaunchPlan(part, group.layout.layout.kv_order("nhd", "hnd") == "hnd", launches)
 
-    def _upload(self, works: list[tuple[Tile, int, int, Work]], least: int) -> tuple[Pass, ...]:
-        size = sum(_padded(w.items.size) + _padded(w.merges.size) for *_, w in works)
+    def _upload(self, schedules: list[tuple[Tile, int, int, TileSchedule]], least: int) -> tuple[Launch, ...]:
+        size = sum(_padded(w.items.size) + _padded(w.merges.size) for *_, w in schedules)
         if self._staging is None or self._staging.host.size < size:
             # Sized for the step's limits at once: growing is for forced splits.
             self._staging = StagingBuffer(max(size, ITEM_COLUMNS * least), torch.int32, self._device)
         staging, at, found = self._staging, 0, []
         staging.begin()
-        for sizes, heads, per_head, work in works:
+        for sizes, heads, per_head, schedule in schedules:
             places = []
-            for array, columns in ((work.items, ITEM_COLUMNS), (work.merges, MERGE_COLUMNS)):
+            for array, columns in ((schedule.items, ITEM_COLUMNS), (schedule.merges, MERGE_COLUMNS)):
                 staging.host[at : at + array.size] = array.reshape(-1)
                 places.append(staging.device[at : at + array.size].view(-1, columns))
                 at += _padded(array.size)
-            found.append(Pass(sizes, heads, per_head, places[0], places[1], work.parts))
+            found.append(Launch(sizes, heads, per_head, places[0], places[1], schedule.partials))
         staging.upload(at)
         return tuple(found)
 
 
-def _one_pass(
+def _launch(
     batch: Batch,
     part: GroupBatch,
     query: AttentionQuery,
@@ -104,8 +103,8 @@ def _one_pass(
     options: TritonOptions,
     seqs: np.typing.NDArray[np.int64],
     short: bool,
-) -> tuple[Tile, int, int, Work]:
-    sizes = sizes_of(query, target, options, short=short)
+) -> tuple[Tile, int, int, TileSchedule]:
+    sizes = tile_for(query, target, options, short=short)
     heads = min(query.group_size, sizes.block_m)
     per_head = -(-query.group_size // heads)
     splits = Splits(
@@ -115,7 +114,7 @@ def _one_pass(
         fixed=options.num_splits,
         step=sizes.block_n,
     )
-    return sizes, heads, per_head, list_work(batch, part, query.mask, seqs, sizes.block_m // heads, splits)
+    return sizes, heads, per_head, schedule_tiles(batch, part, query.mask, seqs, sizes.block_m // heads, splits)
 
 
 def _padded(size: int) -> int:
@@ -123,7 +122,7 @@ def _padded(size: int) -> int:
     return -(-size // 4) * 4
 
 
-def most_parts(processors: int) -> int:
+def max_partials(processors: int) -> int:
     """Parts that split tiles leave at once, over all programs, unless a number of splits is forced.
 
     Only the last split of a tile is shorter than the share of a program aimed at, so that tiles that are
@@ -132,12 +131,12 @@ def most_parts(processors: int) -> int:
     return 2 * PROGRAMS_PER_PROCESSOR * processors
 
 
-def tallest(query: AttentionQuery, target: Target, options: TritonOptions) -> int:
-    """Rows of the tallest tile of a layer."""
-    return max(sizes_of(query, target, options, short=short).block_m for short in (True, False))
+def max_block_m(query: AttentionQuery, target: Target, options: TritonOptions) -> int:
+    """Rows of the max_block_m tile of a layer."""
+    return max(tile_for(query, target, options, short=short).block_m for short in (True, False))
 
 
-def sizes_of(query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool) -> Tile:
+def tile_for(query: AttentionQuery, target: Target, options: TritonOptions, *, short: bool) -> Tile:
     """The table's tile, with what the options override."""
     found = tile(
         target,

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import torch
 
-from kvcore.backend import AttentionGroup, BackendUnsupportedError, Batch, GroupBatch, IntegrityError, Mask, SlotWriter
+from kvcore.backend import AttentionGroup, BackendUnsupportedError, Batch, GroupBatch, IntegrityError, SlotWriter
 
 # Longest query that is given to the decode kernel when all sequences have the same: it splits keys over
 # the device, the other one does not.
@@ -54,7 +54,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Step:
+class SegmentPlan:
     """Metadata of the backend.
 
     Attributes:
@@ -70,11 +70,11 @@ class Step:
     window: tuple[int, int]
 
 
-def plan_step(batch: Batch, group: AttentionGroup, page_step: int) -> Step:
+def plan_segments(batch: Batch, group: AttentionGroup, page_step: int) -> SegmentPlan:
     """Everything that does not depend on the layer.
 
     Raises:
-        BackendUnsupportedError: The layout or block size is not one that was offered.
+        LayoutError, BackendUnsupportedError: The layout or block size is not one that was offered.
         IntegrityError: Tables or lengths are not what the kernels read them as.
     """
     part = batch.groups[group.kv_group]
@@ -83,14 +83,9 @@ def plan_step(batch: Batch, group: AttentionGroup, page_step: int) -> Step:
     segments = tuple(_segment(batch, part, a, b) for a, b in pairwise(cuts))
     mask = group.query.mask
     writer = SlotWriter(part.slot_mapping_T, group.layout)
-    return Step(segments, writer, mask.causal, window_size(mask))
-
-
-def window_size(mask: Mask) -> tuple[int, int]:
-    """The library counts the keys beside the query; our window counts the query itself."""
-    if mask.window is None:
-        return (-1, -1)
-    return (mask.window - 1, 0 if mask.causal else mask.window - 1)
+    before, after = mask.keys_before, mask.keys_after
+    window = (-1, -1) if before is None or after is None else (before, after)
+    return SegmentPlan(segments, writer, mask.causal, window)
 
 
 def _segment(batch: Batch, part: GroupBatch, first: int, last: int) -> Segment:
@@ -121,15 +116,7 @@ def _segment(batch: Batch, part: GroupBatch, first: int, last: int) -> Segment:
 
 
 def _check(part: GroupBatch, group: AttentionGroup, page_step: int) -> None:
-    for field in group.layout.layout.fields:
-        axes = tuple(axis.name for axis in field.axes)
-        if axes != ("token", "head", "dim"):
-            raise BackendUnsupportedError(
-                "FlashAttention reads pages of (token, head, dim) only",
-                field="layout",
-                got=group.layout.layout.name,
-                allowed=["nhd", "kv_first"],
-            )
+    group.layout.layout.kv_order("nhd")
     if part.kernel_block_size % page_step:
         raise BackendUnsupportedError(
             "FlashAttention's pages hold a multiple of so many tokens",

@@ -35,10 +35,10 @@ def compiled(variant: Variant, **constants: int) -> Resources:
         variant: The variant.
         constants: Compile-time constants, ``num_warps`` and ``num_stages`` to use instead of the table's.
     """
-    from kvcore_triton.kernels.attention import attend_tiles, merge_parts
+    from kvcore_triton.kernels.attention import attend_tiles, merge_splits
     from kvcore_triton.kernels.write import write_step
 
-    kernel: Any = {"attend": attend_tiles, "merge": merge_parts, "write": write_step}[variant.kernel]
+    kernel: Any = {"attend": attend_tiles, "merge": merge_splits, "write": write_step}[variant.kernel]
     types, values = variant.signature()
     own = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
     return resources(kernel, types, values | constants, variant.target, variant.options() | own)

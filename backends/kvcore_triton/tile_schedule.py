@@ -38,18 +38,18 @@ class Splits(NamedTuple):
     step: int
 
 
-class Work(NamedTuple):
-    """A list of work.
+class TileSchedule(NamedTuple):
+    """The work items of some sequences.
 
     Attributes:
         items: int64 [n, 9], see the kernel.
-        merges: int64 [m, 4] (first query, queries, first part, parts) of tiles that are split.
-        parts: Places of the workspace in use.
+        merges: int64 [m, 4] (first query, queries, first partial, partials) of tiles that are split.
+        partials: Partial results of split tiles, that is places of the workspace in use.
     """
 
     items: IntArray
     merges: IntArray
-    parts: int
+    partials: int
 
 
 def interval(mask: Mask) -> tuple[int, int, int]:
@@ -58,7 +58,9 @@ def interval(mask: Mask) -> tuple[int, int, int]:
     return window, 1 if mask.causal else window, NO_LIMIT if mask.chunk is None else mask.chunk
 
 
-def list_work(batch: Batch, group: GroupBatch, mask: Mask, seqs: IntArray, queries: int, splits: Splits) -> Work:
+def schedule_tiles(
+    batch: Batch, group: GroupBatch, mask: Mask, seqs: IntArray, queries: int, splits: Splits
+) -> TileSchedule:
     """The work of some sequences.
 
     Args:
@@ -94,7 +96,7 @@ def _union(mask: Mask, low: IntArray, high: IntArray, start: IntArray, keys_end:
     return begin, np.maximum(begin, end)
 
 
-def _split(tiles: IntArray, splits: Splits) -> Work:
+def _split(tiles: IntArray, splits: Splits) -> TileSchedule:
     keys = tiles[:, 5] - tiles[:, 4]
     if splits.fixed:
         each = -(-keys // splits.fixed)
@@ -110,9 +112,9 @@ def _split(tiles: IntArray, splits: Splits) -> Work:
     items[:, 4] += index * each[owner]
     items[:, 5] = np.minimum(items[:, 4] + each[owner], items[:, 5])
     several = counts[owner] > 1
-    parts = int(several.sum())
-    items[several, 8] = np.arange(parts)
+    partials = int(several.sum())
+    items[several, 8] = np.arange(partials)
     split = np.flatnonzero(counts > 1)
     first = np.cumsum(counts[split]) - counts[split]
     merges = np.stack([tiles[split, 1], tiles[split, 2], first, counts[split]], axis=1)
-    return Work(items, merges, parts)
+    return TileSchedule(items, merges, partials)

@@ -104,7 +104,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class TileSchedule:
     """Metadata of the torch backend.
 
     Attributes:
@@ -121,7 +121,7 @@ class StepPlan:
     write_offsets: torch.Tensor
 
 
-def plan_step(batch: Batch, group: AttentionGroup, device: torch.device, *, head_first: bool) -> StepPlan:
+def schedule_tiles(batch: Batch, group: AttentionGroup, device: torch.device, *, head_first: bool) -> TileSchedule:
     """Everything that does not depend on the layer."""
     part = batch.groups[group.kv_group]
     found = list(_sequences(batch, part, group))
@@ -137,7 +137,7 @@ def plan_step(batch: Batch, group: AttentionGroup, device: torch.device, *, head
     rows = None if len(written) == len(slots) else written
     slots = slots if rows is None else slots[rows]
     size = part.kernel_block_size
-    return StepPlan(head_first, sequences, rows, slots.div(size, rounding_mode="floor"), slots.remainder(size))
+    return TileSchedule(head_first, sequences, rows, slots.div(size, rounding_mode="floor"), slots.remainder(size))
 
 
 def intervals(mask: Mask, positions: IntArray, start: int, end: int) -> tuple[IntArray, IntArray]:
