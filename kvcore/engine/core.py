@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import lcm
 
+from kvcore.engine.control_plane import make_manager, make_scheduler
 from kvcore.engine.planning import eviction_policy, prepare_plan
 from kvcore.engine.request import DERIVED, FinishReason, Request, check_request, check_tokens
-from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, RequestError
-from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
 from kvcore.worker.executor.base import Executor
@@ -80,16 +78,8 @@ class EngineCore:
         self.plan.require_fit()
         say("allocating and binding the cache")
         self.executor.initialize(self.plan.configs)
-        self.manager = self._make_manager()
-        self.scheduler = Scheduler(
-            self.manager,
-            max_model_len=settings.engine.max_model_len,
-            max_num_seqs=settings.engine.max_num_seqs,
-            max_num_batched_tokens=settings.engine.max_num_batched_tokens,
-            eos_token_ids=eos_token_ids,
-            salt=settings.cache.salt,
-            hit_unit=self._hit_unit(),
-        )
+        self.manager = make_manager(settings, self.plan.configs[0], registry)
+        self.scheduler = make_scheduler(settings, self.plan.configs[0], self.manager, eos_token_ids)
         self.seconds = 0.0
         self._arrivals = 0
         self._reserved: set[str] = set()
@@ -102,23 +92,6 @@ class EngineCore:
             return first
         plan, _ = prepare_plan(self.settings, self.registry, purpose="run", memory_bytes=self.executor.cache_bytes())
         return plan
-
-    def _make_manager(self) -> KVCacheManager:
-        cache, config = self.settings.cache, self.plan.configs[0]
-        prints = [g.layout.fingerprint for g in config.kv_cache_groups]
-        namespace = "/".join([self.settings.facts.architecture, self.settings.model_path or "", *prints])
-        return KVCacheManager(
-            config,
-            prefix_caching=cache.prefix_caching,
-            hash_name=cache.hash,
-            namespace=namespace.encode(),
-            eviction=eviction_policy(cache, self.registry),
-            track_dead=cache.sanitize,
-        )
-
-    def _hit_unit(self) -> int:
-        sizes = [g.block_size for g in self.plan.configs[0].kv_cache_groups]
-        return lcm(*sizes) if self.settings.cache.prefix_caching else 0
 
     def new_name(self) -> str:
         """A name for one `add_request`, which no caller can have given or will give."""
