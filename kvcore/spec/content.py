@@ -7,11 +7,11 @@ The family is open: a plugin adds a class through the hook `kvcore_contents`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from kvcore.errors import SpecError
+from kvcore.errors import NotBuiltError, SpecError
 from kvcore.spec.dtypes import ceil_div, dtype, nbytes, positive
 
 Granularity = Literal["tensor", "head", "token_head"]
@@ -47,10 +47,21 @@ class LogicalField:
 
 
 class Content(ABC):
-    """What a cache stores per token, or per request where `per_request` is true."""
+    """What a cache stores per token, or per request where `per_request` is true.
+
+    Attributes:
+        kind: Its name, by which queries and `cache.content=` ask for it.
+        per_request: Whether it is kept per request.
+        read_as_written: Whether its fields ``k`` and ``v`` hold keys and values as they are given, rounded to the
+            dtype of the field. What stores them in another way brings `encode` and `decode` instead.
+        loss: Largest error of decode(encode(x)) beyond the rounding of the fields' dtypes, as a share of the largest
+            number of a token and head: 1/14 for codes of 4 bits.
+    """
 
     kind: ClassVar[str]
     per_request: ClassVar[bool] = False
+    read_as_written: ClassVar[bool] = False
+    loss: ClassVar[float] = 0.0
 
     @classmethod
     def instead_of(cls, content: Content) -> Content | None:
@@ -64,6 +75,45 @@ class Content(ABC):
     @abstractmethod
     def fields(self) -> tuple[LogicalField, ...]:
         """The fields in their canonical order."""
+
+    def encode(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the fields hold for some tokens: what `kvcore conform cache.content=<kind>` holds a backend to.
+
+        Plain and slow is right here; no backend has to call it.
+
+        Args:
+            values: ``k`` [n, K, D] and ``v`` [n, K, Dv], torch float64.
+
+        Returns:
+            Every field, torch [n, *axes] in the field's dtype.
+
+        Raises:
+            NotBuiltError: The content does not bring it.
+        """
+        raise self._lacks("encode")
+
+    def decode(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The keys and values that stored fields stand for: the way back from `encode`.
+
+        Args:
+            fields: Every field, torch [n, *axes] in the field's dtype.
+
+        Returns:
+            ``k`` [n, K, D] and ``v`` [n, K, Dv], torch float64.
+
+        Raises:
+            NotBuiltError: The content does not bring it.
+        """
+        raise self._lacks("decode")
+
+    def _lacks(self, method: str) -> NotBuiltError:
+        return NotBuiltError(
+            f"content {self.kind} does not say how it is {method}d",
+            field="cache.content",
+            got=self.kind,
+            allowed="a content with `encode` and `decode`, or with `read_as_written = True`",
+            remedy=f"give {type(self).__name__} a method `{method}`",
+        )
 
     @property
     def bytes_per_token(self) -> int:

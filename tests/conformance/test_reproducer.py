@@ -96,7 +96,8 @@ def registry_of(*specs):
 
 def pasted(text, folder):
     """What the text prints in a Python that knows nothing of this one."""
-    settings = os.environ | {"PYTHONPATH": str(folder)}
+    path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=False, env=settings, cwd=folder
     )

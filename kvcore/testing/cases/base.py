@@ -114,6 +114,24 @@ def find_base(target: Target) -> Base:
         return _with_latents(_with_heads(Base(), target), target)
 
 
+def content_refused(target: Target) -> str | None:
+    """Why the backend serves nothing that is stored as the target's content, or None.
+
+    Raises:
+        BackendError: The declaration raises.
+    """
+    base = find_base(target)
+    with asking():
+        plain = Case("base", "L0", "base", dtype=base.dtype, head_dim=base.head_dim)
+        case = plain.storing(target.content)
+        if case is None:
+            return f"content={target.content and target.content.kind} cannot stand in for keys and values"
+        refused = target.spec.unsupported(case.query(), target.options)
+        if refused is not None:
+            return str(refused)
+        return None if _taken(plain, target) else f"no layout is offered for content={case.kind}"
+
+
 def _with_heads(base: Base, target: Target) -> Base:
     for causal, dtype, dim in product((True, False), DTYPES, HEAD_DIMS):
         found = _taken(Case("base", "L0", "base", causal=causal, dtype=dtype, head_dim=dim), target)
@@ -132,9 +150,10 @@ def _with_latents(base: Base, target: Target) -> Base:
     return base
 
 
-def _taken(case: Case, target: Target) -> list[LayoutOption]:
+def _taken(plain: Case, target: Target) -> list[LayoutOption]:
     """The layouts in which the backend takes the case; none where it does not take it at all."""
-    if target.spec.unsupported(case.query(), target.options) is not None:
+    case = plain.storing(target.content)
+    if case is None or target.spec.unsupported(case.query(), target.options) is not None:
         return []
     try:
         return layouts_of(case.cache_spec(), target)

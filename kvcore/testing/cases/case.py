@@ -7,6 +7,7 @@ is asked the same questions as one whose blocks have 8, under the same names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ class Case:
         check: The check that judges it, from `kvcore.testing.checks.cell`.
         profile: The core profile that it belongs to, if any: ``kv``, ``latent`` or ``encoder``.
         stores: Kind of content: ``kv``, or ``latent`` with queries absorbed into the latent's space.
+        stored_as: A plugin's content that stores the keys and values instead, or None.
         phase: Name of the shape of the step.
         seqs: The step; sequences with one token and a cached prefix come first.
         dtype, cache_dtype: Of queries, and of the cache ("" is the same).
@@ -113,6 +115,7 @@ class Case:
     check: str
     profile: str = ""
     stores: str = "kv"
+    stored_as: type[Content] | None = None
     phase: str = "none"
     seqs: tuple[Seq, ...] = ()
     dtype: str = "float32"
@@ -144,6 +147,11 @@ class Case:
     window_name: str = ""
     tier: str = "quick"
     seed: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Kind of the content that a query names."""
+        return self.stores if self.stored_as is None or self.stores == "latent" else self.stored_as.kind
 
     @property
     def num_heads(self) -> int:
@@ -188,7 +196,7 @@ class Case:
     def query(self) -> AttentionQuery:
         """What the backend is asked."""
         return AttentionQuery(
-            content=self.stores,
+            content=self.kind,
             dtype=self.dtype,
             cache_dtype=self.stored_dtype,
             num_heads=self.num_heads,
@@ -230,7 +238,9 @@ class Case:
         if self.stores == "latent":
             return Latent(self.dim_v, self.head_dim - self.dim_v, self.stored_dtype)
         quant = None if self.quant is None else Quant(self.quant)  # type: ignore[arg-type]
-        return KVHeads(self.num_kv_heads, self.head_dim, self.dim_v, self.stored_dtype, quant)
+        plain = KVHeads(self.num_kv_heads, self.head_dim, self.dim_v, self.stored_dtype, quant)
+        own = None if self.stored_as is None else self.stored_as.instead_of(plain)
+        return plain if own is None else own
 
     def cache_spec(self) -> KVCacheSpec:
         """Content and retention."""
@@ -250,7 +260,7 @@ class Case:
         stored = self.stored_dtype + (f"/{self.quant}" if self.quant else "")
         mine: dict[str, object] = {"profile": self.profile} if self.profile else {}
         return mine | {
-            "content": self.stores,
+            "content": self.kind,
             "head_dim": self.head_dim,
             "head_dim_v": self.dim_v,
             "gqa": "all" if self.num_kv_heads == 1 else self.gqa,
@@ -279,12 +289,26 @@ class Case:
                 return False
         return True
 
-    def source(self) -> str:
-        """The case as Python: the constructor call with everything that is not default."""
+    def storing(self, content: type[Content] | None) -> Case | None:
+        """The case over a plugin's content, or None where that cannot stand in for what the case stores."""
+        if content is None:
+            return self
+        plain = self.stores == "kv" and self.quant is None
+        if not plain or any(content.instead_of(case.content()) is None for case in self.asked()):
+            return None
+        return replace(self, stored_as=content)
+
+    def source(self, shown: Callable[[object], str] = repr) -> str:
+        """The case as Python: the constructor call with everything that is not default.
+
+        Args:
+            shown: Turns a value into text.
+        """
         parts = []
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name in ("id", "level", "check") or value != f.default:
-                shown = "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")" if f.name == "seqs" else repr(value)
-                parts.append(f"    {f.name}={shown},")
+                seqs = f.name == "seqs"
+                text = "(" + "".join(f"Seq{tuple(s)!r}, " for s in value) + ")" if seqs else shown(value)
+                parts.append(f"    {f.name}={text},")
         return "Case(\n" + "\n".join(parts) + "\n)"

@@ -12,6 +12,7 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.groups import LayoutOffer
 from kvcore.plan.planner import Budget, plan
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.content import Content
 from kvcore.spec.dtypes import dtype
 from kvcore.spec.layout import KernelBlocks, LayoutOption
 from kvcore.testing.cases.case import Case
@@ -26,11 +27,13 @@ class Target:
         spec: The backend's declaration.
         options: Its options, stand-ins switched on where the device is missing.
         facts: The device.
+        content: A plugin's content that stores what the cases store, or None.
     """
 
     spec: type[BackendSpec]
     options: Any
     facts: DeviceFacts
+    content: type[Content] | None = None
 
     @property
     def device(self) -> str:

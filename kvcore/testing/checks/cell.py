@@ -15,6 +15,7 @@ from kvcore.testing.checks import declaration
 from kvcore.testing.checks.attend import check_attend
 from kvcore.testing.checks.context import Context, Instance
 from kvcore.testing.checks.lse import CannotRun, check_batch_invariant, check_capture, check_deterministic, check_merge
+from kvcore.testing.checks.own_content import check_content, check_copies
 from kvcore.testing.checks.robust import check_offsets, check_padded, check_placement, check_steps
 from kvcore.testing.checks.write import check_write
 
@@ -30,6 +31,8 @@ CHECKS: dict[str, Callable[[Context], Measure]] = {
     "stand_ins": declaration.check_stand_ins,
     "stable": declaration.check_stable,
     "core_profile": declaration.check_core_profile,
+    "content": check_content,
+    "copies": check_copies,
     "write": check_write,
     "attend": check_attend,
     "placement": check_placement,

@@ -263,6 +263,9 @@ def _offered(context: Context) -> Iterator[tuple[Content, list[LayoutOption]]]:
     for name in (d for d in DTYPES if DTYPES[d].quantized):
         contents += [KVHeads(2, 64, None, name, Quant(g)) for g in ("tensor", "head", "token_head")]
     contents.append(Latent(512, 64, "bfloat16"))
+    own = context.case.stored_as
+    if own is not None:
+        contents = [c for c in map(own.instead_of, contents) if c is not None]
     for content in contents:
         try:
             found = layouts_of(KVCacheSpec(content, Full()), context.target)

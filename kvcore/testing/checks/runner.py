@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError, ConfigError
 from kvcore.registry.loader import installed
+from kvcore.spec.content import Content
 from kvcore.testing.cases.answers import timed
-from kvcore.testing.cases.base import find_base, here, open_backend
+from kvcore.testing.cases.base import content_refused, find_base, here, open_backend
 from kvcore.testing.cases.case import AXES, Case
 from kvcore.testing.cases.catalogue import all_cases
 from kvcore.testing.cases.outcome import CellResult, Outcome
+from kvcore.testing.cases.own_content import over
 from kvcore.testing.cases.planning import Target, layout_options
 from kvcore.testing.checks.cell import Cell
 
 Report = Callable[[CellResult], None]
 CONTRACT = Case("L0.contract", "L0", "contract")
+CONTENT = Case("L0.content", "L0", "content")
 # Is a core profile served? Judged by how the cases of the profiles end. Level 0 asks whether one is declared, but a
 # backend can declare it and refuse all of its cases later, by block sizes, by a plan that does not work out, or by
 # another answer than before: every case is then "unsupported", nothing fails, and nothing was shown.
@@ -27,8 +31,9 @@ PROFILE = Case("L0.profile_served", "L0", "profile_served")
 def profile_cases(target: Target) -> dict[str, list[Case]]:
     """The cases of every core profile."""
     found: dict[str, list[Case]] = {}
-    for case in all_cases("quick", find_base(target), ("L2",)):
-        if case.profile:
+    for plain in all_cases("quick", find_base(target), ("L2",)):
+        case = plain.storing(target.content)
+        if case is not None and case.profile:
             found.setdefault(case.profile, []).append(case)
     return found
 
@@ -60,6 +65,7 @@ def run(
     where: Mapping[str, str] | None = None,
     options: Any = None,
     facts: DeviceFacts | None = None,
+    content: type[Content] | None = None,
     stop_at_first: bool = False,
     probe_refused: bool = True,
     max_cost: int | None = None,
@@ -76,6 +82,7 @@ def run(
         options: An instance of its `Config`; None is the default. Stand-ins are switched on by themselves
             where the device is missing.
         facts: The device; None is the one of this machine.
+        content: A plugin's content in which the cases of the catalogue store keys and values.
         stop_at_first: Stop at the first failure.
         probe_refused: Run refused cases as well (on a CPU only), to report what is understated.
         max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 and one core profile
@@ -91,7 +98,7 @@ def run(
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
     found: list[CellResult] = []
-    asked = (cases, level, dict(where or {}), options, facts or here(), probe_refused, max_cost)
+    asked = (cases, level, dict(where or {}), options, facts or here(), content, probe_refused, max_cost)
     for result in _cells(spec, *asked):
         found.append(result)
         if report is not None:
@@ -115,6 +122,7 @@ def selected(
     where: Mapping[str, str] | None = None,
     options: Any = None,
     facts: DeviceFacts | None = None,
+    content: type[Content] | None = None,
 ) -> list[Case]:
     """The cases that `run` would take from the catalogue; runs none.
 
@@ -123,7 +131,8 @@ def selected(
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
     try:
-        return _catalogue(open_backend(spec, options, facts or here()).target, level, dict(where or {}))
+        target = replace(open_backend(spec, options, facts or here()).target, content=content)
+        return _catalogue(target, level, dict(where or {}))
     except BackendError:
         return [CONTRACT]
 
@@ -140,7 +149,11 @@ def nothing_selected(where: Mapping[str, str]) -> ConfigError:
 
 
 def _catalogue(target: Target, level: str, where: dict[str, str]) -> list[Case]:
-    found = [c for c in all_cases(level, find_base(target)) if c.matches(where)]
+    base = find_base(target)
+    cases = all_cases(level, base)
+    if target.content is not None:
+        cases = over(target.content, cases, base)
+    found = [c for c in cases if c.matches(where)]
     return [c for c in found if _applies(c, target)] + ([] if where else [PROFILE])
 
 
@@ -151,12 +164,18 @@ def _cells(
     where: dict[str, str],
     options: Any,
     facts: DeviceFacts,
+    content: type[Content] | None,
     probe: bool,
     max_cost: int | None,
 ) -> Iterator[CellResult]:
     name = str(getattr(spec, "name", spec))
     try:
         target, missing, proof = open_backend(spec, options, facts)
+        target = replace(target, content=content)
+        refused = None if content is None else content_refused(target)
+        if refused is not None:
+            yield CellResult(replace(CONTENT, stored_as=content), name, "unsupported", proof, refused)
+            return
         chosen = _catalogue(target, level, where) if cases is None else [c for c in cases if _applies(c, target)]
     except BackendError as error:
         yield CellResult(CONTRACT, name, "failed", "device", error.message)

@@ -23,10 +23,10 @@ from kvcore.memory.block_table import BlockTables
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.memory.views import field_tensors
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
-from kvcore.spec.content import KVHeads, Latent
+from kvcore.spec.content import Content
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.planning import Target, plan_case
-from kvcore.testing.oracle import quant
+from kvcore.testing.oracle import stored
 from kvcore.testing.oracle.attention import Answer, Array, Rules, attention, sees
 from kvcore.testing.oracle.layout_bytes import PagedBytes
 from kvcore.testing.oracle.poison_bytes import poison_everything, soften
@@ -57,16 +57,14 @@ class SceneLayer:
     scales: dict[str, Array | None]
 
     @property
-    def content(self) -> KVHeads | Latent:
+    def content(self) -> Content:
         """Its content."""
-        if not isinstance(self.spec.content, KVHeads | Latent):
-            raise TypeError("scenes hold caches of KV heads or latents")
         return self.spec.content
 
     @property
-    def quantized(self) -> bool:
-        """Whether its cache is."""
-        return isinstance(self.content, KVHeads) and self.content.quant is not None
+    def rounds_freely(self) -> bool:
+        """Whether two right backends may hold unlike bytes: quantized codes that are equally near, own contents."""
+        return stored.is_own(self.content) or getattr(self.content, "quant", None) is not None
 
     @property
     def query(self) -> AttentionQuery:
@@ -76,10 +74,6 @@ class SceneLayer:
     def dense(self, name: str) -> list[Array]:
         """What the field `name` stands for."""
         return self.v if name == "v" else self.k
-
-    def scale(self, name: str) -> Array | None:
-        """The layer's constant scale of a field."""
-        return self.scales.get(name)
 
     def rules(self) -> Rules:
         """What the oracle needs."""
@@ -142,7 +136,7 @@ class Scene:
 
         With `fused` they are strided slices of one tensor.
         """
-        parts, names = [], quant.written(layer.content)
+        parts, names = [], stored.written(layer.content)
         for name in names:
             rows = [x[s.computed : s.length] for x, s in zip(layer.dense(name), self.case.seqs, strict=True)]
             joined = torch.from_numpy(np.concatenate(rows))
@@ -186,38 +180,35 @@ class Scene:
             rules: Other rules than the layer's, to see what a feature changes.
         """
         seqs = self.case.seqs
-        keys, values = ([self._as_stored(layer, name, i, written) for i in range(len(seqs))] for name in ("k", "v"))
+        keys, values = zip(*(self.keys_and_values(layer, i, written=written) for i in range(len(seqs))), strict=True)
         return attention(
             rules or layer.rules(),
             layer.q.double().cpu().numpy(),
-            keys,
-            values,
+            list(keys),
+            list(values),
             [s.computed for s in seqs],
             [s.scheduled for s in seqs],
         )
 
-    def _as_stored(self, layer: SceneLayer, name: str, s: int, written: bool) -> Array:
-        """Keys or values of a sequence as the cache holds them."""
-        if isinstance(layer.content, Latent):
-            return self._field_as_stored(layer, "latent", s, written)[:, :, : layer.dense(name)[s].shape[2]]
-        return self._field_as_stored(layer, name, s, written)
+    def keys_and_values(self, layer: SceneLayer, s: int, *, written: bool = True) -> tuple[Array, Array]:
+        """Keys and values [n, K, D] of a sequence as the cache holds them; see `answer`."""
+        dense = {name: layer.dense(name)[s] for name in stored.written(layer.content)}
+        numbers = stored.decode(layer.content, stored.encode(layer.content, dense, layer.scales), layer.scales)
+        if layer.rounds_freely and written and not layer.layer.shared:
+            new = self.case.seqs[s].computed
+            now = self.fields_at(layer, self.slots[layer.kv_group][s][new:])
+            for name, values in stored.decode(layer.content, now, layer.scales).items():
+                numbers[name] = np.concatenate([numbers[name][:new], values])
+        if "latent" in numbers:
+            return numbers["latent"], numbers["latent"][:, :, : layer.query.head_dim_v]
+        return numbers["k"], numbers["v"]
 
-    def _field_as_stored(self, layer: SceneLayer, name: str, s: int, written: bool) -> Array:
-        seq, dense, scale = self.case.seqs[s], layer.dense(name)[s], layer.scale(name)
-        stored = quant.encode(layer.content, name, dense, scale)
-        rounded = quant.decode(layer.content, name, stored, scale)
-        if layer.quantized and written and not layer.layer.shared:
-            held = self.stored(layer, self.slots[layer.kv_group][s][seq.computed :], name)
-            rounded[seq.computed :] = quant.decode(layer.content, name, held, scale)
-        return rounded
-
-    def stored(self, layer: SceneLayer, slots: list[int], name: str) -> dict[str, torch.Tensor]:
-        """What some slots of a layer hold now: the field and its scale field, where there is one."""
+    def fields_at(self, layer: SceneLayer, slots: list[int]) -> dict[str, torch.Tensor]:
+        """What some slots of a layer hold now, field by field [slots, *axes]."""
         paged, found = PagedBytes(self.memory(), self.config), {}
         for field in layer.content.fields():
-            if field.name in (name, f"{name}_scale"):
-                like = torch.empty((0, *(n for _, n in field.axes)), dtype=torch_dtype(field.dtype))
-                found[field.name] = paged.read(layer.layer.cache_id, field.name, slots, like)
+            like = torch.empty((0, *(n for _, n in field.axes)), dtype=torch_dtype(field.dtype))
+            found[field.name] = paged.read(layer.layer.cache_id, field.name, slots, like)
         return found
 
     # -- making --------------------------------------------------------------------------------------
@@ -354,7 +345,6 @@ class Scene:
         slots = [self.slots[layer.kv_group][s][j] for j in tokens]
         if not tokens:
             return
-        for name in quant.written(layer.content):
-            fields = quant.encode(layer.content, name, layer.dense(name)[s], layer.scale(name))
-            for field, values in fields.items():
-                self.paged.write(layer.layer.cache_id, field, slots, values[tokens])
+        dense = {name: layer.dense(name)[s] for name in stored.written(layer.content)}
+        for field, values in stored.encode(layer.content, dense, layer.scales).items():
+            self.paged.write(layer.layer.cache_id, field, slots, values[tokens])

@@ -10,7 +10,7 @@ from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.checks.context import Context
 from kvcore.testing.checks.guard import Guard, given_snapshot, step_snapshot
 from kvcore.testing.checks.scene import Scene, SceneLayer
-from kvcore.testing.oracle import quant
+from kvcore.testing.oracle import stored
 from kvcore.testing.oracle.attention import Array
 
 Tensors = dict[str, torch.Tensor]
@@ -62,11 +62,11 @@ def _write(
 def _read_back(scene: Scene, layer: SceneLayer, values: dict[str, Array], slots: list[int], rows: list[int]) -> None:
     if not rows:
         return
-    for name, given in values.items():
-        found = scene.stored(layer, [slots[t] for t in rows], name)
-        problem = quant.write_problem(layer.content, name, _heads(given[rows]), found, layer.scale(name))
-        if problem:
-            raise CheckFailure(f"{layer.layer.cache_id}: {problem}{_where(scene, layer, name, values, slots)}")
+    given = {name: _heads(x[rows]) for name, x in values.items()}
+    found = scene.fields_at(layer, [slots[t] for t in rows])
+    problem = stored.write_problem(layer.content, given, found, layer.scales)
+    if problem:
+        raise CheckFailure(f"{layer.layer.cache_id}: {problem}{_where(layer, given, found, rows, slots)}")
 
 
 def _heads(values: Array) -> Array:
@@ -74,15 +74,14 @@ def _heads(values: Array) -> Array:
     return values[:, None] if values.ndim == 2 else values
 
 
-def _where(scene: Scene, layer: SceneLayer, name: str, values: dict[str, Array], slots: list[int]) -> str:
-    """The first token that is not as it should be, for unquantized fields."""
-    if layer.quantized:
+def _where(layer: SceneLayer, given: dict[str, Array], found: Tensors, rows: list[int], slots: list[int]) -> str:
+    """The first token that is not as it should be, where there is one right answer."""
+    if layer.rounds_freely:
         return ""
-    want = quant.encode(layer.content, name, _heads(values[name]), None)[name]
-    got = scene.stored(layer, slots, name)[name]
-    for t, slot in enumerate(slots):
-        if not np.array_equal(want[t].double().numpy(), got[t].double().numpy()):
-            return f" (token {t}, slot {slot})"
+    want = stored.encode(layer.content, given, layer.scales)
+    for i, t in enumerate(rows):
+        if not all(torch.equal(x[i].double(), found[name][i].double()) for name, x in want.items()):
+            return f" (token {t}, slot {slots[t]})"
     return ""
 
 

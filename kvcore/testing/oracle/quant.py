@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvcore.memory.dtypes import torch_dtype
-from kvcore.spec.content import Content, KVHeads, Latent
+from kvcore.spec.content import KVHeads, Latent
 from kvcore.testing.oracle.attention import Array
 
 Fields = dict[str, torch.Tensor]
@@ -39,11 +39,6 @@ def fp8_values(name: str) -> Array:
                 value = np.inf if mantissa == 0 else np.nan
         values[code] = -value if code >= 128 else value
     return values
-
-
-def written(content: Content) -> tuple[str, ...]:
-    """The fields that a write is given; fields of scales follow from them."""
-    return ("latent",) if isinstance(content, Latent) else ("k", "v")
 
 
 def encode(content: KVHeads | Latent, name: str, values_nKD: Array, scale: Array | None) -> Fields:

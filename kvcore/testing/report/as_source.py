@@ -38,6 +38,8 @@ class Source:
 
     def value(self, value: object) -> str:
         """A value: plain ones by their repr, dataclasses by what differs from their defaults."""
+        if isinstance(value, type):
+            return self.name(value)
         if isinstance(value, Enum):
             return f"{self.name(type(value))}.{value.name}"
         if is_dataclass(value) and not isinstance(value, type):

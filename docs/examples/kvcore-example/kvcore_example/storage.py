@@ -1,6 +1,8 @@
 """What a token stores, and how long it stays: a content and a retention of our own. Imports no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import kvcore.backend as kv
 
@@ -19,6 +21,15 @@ class NormedKV(kv.KVHeads):
 
     def fields(self) -> tuple[kv.LogicalField, ...]:
         return (*super().fields(), kv.LogicalField("k_norm", (("head", self.num_kv_heads),), self.dtype))
+
+    def encode(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        norm_nK = values["k"].norm(dim=-1)
+        stored = {"k": values["k"] / norm_nK.clamp_min(1e-30)[..., None], "v": values["v"], "k_norm": norm_nK}
+        return {name: tensor.to(kv.torch_dtype(self.dtype)) for name, tensor in stored.items()}
+
+    def decode(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        wide = {name: tensor.double() for name, tensor in fields.items()}
+        return {"k": wide["k"] * wide["k_norm"][..., None], "v": wide["v"]}
 
 
 @dataclass(frozen=True)
