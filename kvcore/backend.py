@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from kvcore.memory.staging import StagingBuffer
     from kvcore.models.config_json import Fields
     from kvcore.models.facts import CacheFacts, LengthRefusal, ModelAdapter, ModelFacts
-    from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, LatentHeads, Recurrent
+    from kvcore.models.families.base import FamilyAdapter
     from kvcore.models.home import kvcore_home
+    from kvcore.models.parts import CachePart, Heads, LatentHeads, Recurrent
     from kvcore.registry.hookspecs import hookimpl
     from kvcore.registry.signatures import require_parameters
     from kvcore.settings.cache import CacheSettings
@@ -136,8 +137,9 @@ _HOMES = {
     "manage.eviction": "EvictionPolicy",
     "models.config_json": "Fields",
     "models.facts": "CacheFacts LengthRefusal ModelAdapter ModelFacts",
-    "models.families.base": "CachePart FamilyAdapter Heads LatentHeads Recurrent",
+    "models.families.base": "FamilyAdapter",
     "models.home": "kvcore_home",
+    "models.parts": "CachePart Heads LatentHeads Recurrent",
     "registry.hookspecs": "hookimpl",
     "registry.signatures": "require_parameters",
     "settings.cache": "CacheSettings",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from kvcore.attention.query import AttentionQuery
 from kvcore.errors import Refusal, UnsupportedModelError
+from kvcore.models.parameters.weight import ModelWeights
 from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 
@@ -129,3 +130,11 @@ class ModelAdapter(ABC):
         Raises:
             ModelError: A field is missing or absurd; names the field, its value and what is allowed.
         """
+
+    def weights(self, config: Mapping[str, Any]) -> ModelWeights | None:
+        """The weights that a parsed `config.json` describes, tensor by tensor; None where no formula tells.
+
+        Raises:
+            ModelError: A field is missing that decides over their size.
+        """
+        return None

@@ -96,12 +96,12 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
     }
 
 
-def bytes_per_token(plan: Plan) -> int:
+def bytes_per_token(plan: Plan) -> int | float:
     """Bytes that one decoded token adds in all caches while all keep it.
 
     States, padding, and the caches of an encoder's tokens (written once, whatever is decoded) are not counted.
     """
-    return sum(s.content.bytes_per_token for s in plan.caches.values() if not isinstance(s.retention, Encoder))
+    return sum(s.bytes_per_token for s in plan.caches.values() if not isinstance(s.retention, Encoder))
 
 
 def text(plan: Plan) -> str:

@@ -78,3 +78,9 @@ class KVCacheSpec:
         if self.content.kind in ("latent", "state"):
             return self.content.kind
         return self.retention.kind
+
+    @property
+    def bytes_per_token(self) -> int | float:
+        """Bytes that one token adds; a fraction where an entry of odd size stands for several tokens."""
+        whole, rest = divmod(self.content.bytes_per_token, self.retention.rate)
+        return whole + rest / self.retention.rate if rest else whole

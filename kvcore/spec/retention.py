@@ -46,6 +46,11 @@ class Retention(ABC):
 
     kind: ClassVar[str]
 
+    @property
+    def rate(self) -> int:
+        """Tokens that one slot stands for."""
+        return 1
+
     @classmethod
     def instead_of(cls, retention: Retention) -> Retention | None:
         """What serves in place of `retention` where `cache.retention=<kind>` asks for this class, or None.
@@ -122,6 +127,34 @@ class Full(_FromZero):
     """Every token stays."""
 
     kind: ClassVar[str] = "full"
+
+
+@dataclass(frozen=True)
+class Compressed(_FromZero):
+    """One entry for every `tokens` tokens, and every entry stays (DeepSeek-V4); a block holds P entries.
+
+    Tokens that do not fill an entry yet lie in a state of the layer.
+    """
+
+    kind: ClassVar[str] = "compressed"
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        positive("compress_ratio", self.tokens)
+
+    @property
+    def rate(self) -> int:
+        """Tokens that one entry stands for."""
+        return self.tokens
+
+    def resident_blocks(self, tokens: int, block_size: int) -> int:
+        """Of whole entries alone."""
+        return ceil_div(tokens // self.tokens, block_size)
+
+    def blocks_for_step(self, tokens: int, scheduled: int, block_size: int) -> int:
+        """As between steps: entries are never taken back."""
+        return self.resident_blocks(tokens, block_size)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,15 @@ NO_CLASS = {
     "minimax_m3": "code from the checkpoint; transformers knows minimax_m3_vl",
     "kimi_k2": "code from the checkpoint, with deepseek_v3's class",
     "kimi_k3": "code from the checkpoint",
+    "deepseek_ref": "deepseek_v4 under another name",
 }
 
 
 @cache
 def literals():
     """Every text literal of the code that reads configs: a superset of the fields that are read."""
-    files = [*sorted((MODELS / "families").glob("*.py")), MODELS / "config_json.py", MODELS / "rope.py"]
+    files = [*(f for room in ("families", "parameters") for f in sorted((MODELS / room).glob("*.py")))]
+    files += [MODELS / "config_json.py", MODELS / "rope.py"]
     trees = [ast.parse(file.read_text()) for file in files]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)} - set(LEFT_OUT)

@@ -7,7 +7,8 @@ import pytest
 from kvcore.attention.query import Mask
 from kvcore.errors import PluginError
 from kvcore.models.families import BUILT_IN, adapters_by_type, model_facts
-from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.models.families.base import FamilyAdapter
+from kvcore.models.parts import CachePart, Heads
 
 CONFIG = {
     "model_type": "martian",

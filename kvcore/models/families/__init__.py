@@ -9,24 +9,19 @@ from typing import Any
 from kvcore.errors import ModelError, PluginError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter, ModelFacts
-from kvcore.models.families import decoder, encoder, latent, legacy, mamba2, recurrent, window
+from kvcore.models.families import compressed, decoder, encoder, latent, legacy, mamba2, recurrent, window
 from kvcore.settings.cache import CacheSettings
 
 BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *decoder.ADAPTERS,
     *window.ADAPTERS,
     *latent.ADAPTERS,
+    *compressed.ADAPTERS,
     *legacy.ADAPTERS,
     *recurrent.ADAPTERS,
     *mamba2.ADAPTERS,
     *encoder.ADAPTERS,
 )
-
-# Known, but no content describes what their caches hold; better no number than a wrong one.
-UNPLANNED = {
-    "deepseek_v4": "its compressed caches keep one entry for several tokens, which no content describes yet",
-    "deepseek_ref": "its compressed caches keep one entry for several tokens, which no content describes yet",
-}
 
 
 def adapters_by_type(adapters: Sequence[type[ModelAdapter]] = ()) -> dict[str, type[ModelAdapter]]:
@@ -76,15 +71,6 @@ def model_facts(
     table = adapters_by_type(adapters)
     fields = Fields(config)
     name = fields.model_type
-    for kind in (name, *fields.types):
-        if kind in UNPLANNED:
-            raise ModelError(
-                f"{kind} cannot be planned: {UNPLANNED[kind]}",
-                field="model_type",
-                got=kind,
-                allowed="a model whose caches can be described",
-                remedy="plan another model; a plugin's ModelAdapter cannot describe them either",
-            )
     # The text part is read by its own type or not at all: an outer type says nothing on it.
     if name not in table:
         near = difflib.get_close_matches(name, table, n=5, cutoff=0.6)

@@ -4,99 +4,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvcore.attention.query import AttentionQuery, Mask
+from kvcore.attention.query import AttentionQuery
 from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import CacheFacts, LengthRefusal, ModelAdapter, ModelFacts
 from kvcore.models.nesting import TEXT_PARTS
+from kvcore.models.parameters.count import weights_of
+from kvcore.models.parameters.weight import ModelWeights
+from kvcore.models.parts import CachePart, Indexer, LatentHeads, Recurrent
 from kvcore.models.rope import longest_sequence, rope_settings, rope_type
 from kvcore.models.stated_cache import quantization
 from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import Content, IndexKeys, KVHeads, Latent, Quant, State
 from kvcore.spec.dtypes import DTYPES
-from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
+from kvcore.spec.retention import Latest
 
 ASSUMED_LENGTH = 2048
 LARGEST_ID = 1 << 31
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Softmax attention over keys and values of heads.
-
-    Attributes:
-        num_heads, num_kv_heads, head_dim: Geometry.
-        head_dim_v: Value dimension; None is `head_dim`.
-        mask: Which keys a query sees; a window or chunk also bounds what is kept.
-        scale, softcap, alibi, sinks: As in `AttentionQuery`.
-        role: Role of the cache within the layer.
-        shares: The cache it reads instead of owning one.
-        encoder_tokens: Length of the encoder's output, for cross attention.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    head_dim_v: int | None = None
-    mask: Mask = field(default_factory=Mask)
-    scale: float | None = None
-    softcap: float | None = None
-    alibi: bool = False
-    sinks: bool = False
-    role: str = "self"
-    shares: CacheId | None = None
-    encoder_tokens: int | None = None
-
-    @property
-    def retention(self) -> Retention:
-        """What the mask lets go."""
-        if self.encoder_tokens is not None:
-            return Encoder(self.encoder_tokens)
-        if self.mask.window is not None:
-            return Window(self.mask.window)
-        return Full() if self.mask.chunk is None else Chunk(self.mask.chunk)
-
-
-@dataclass(frozen=True)
-class LatentHeads:
-    """Multi-head latent attention; `num_heads` queries read one latent a token.
-
-    Attributes:
-        rank, rope_dim: What one token stores.
-        scale: Softmax scale.
-        num_heads: Query heads.
-        role: Role of the cache within the layer.
-    """
-
-    num_heads: int
-    rank: int
-    rope_dim: int
-    scale: float | None = None
-    role: str = "self"
-
-
-@dataclass(frozen=True)
-class Indexer:
-    """A sparse indexer, whose scores are no attention of ours: the dimension of its keys."""
-
-    dim: int
-    role: str = "indexer"
-
-
-@dataclass(frozen=True)
-class Recurrent:
-    """Recurrent state: name, shape and element type of each tensor; None is the model's type."""
-
-    tensors: tuple[tuple[str, tuple[int, ...], str | None], ...]
-    role: str = "state"
-
-
-CachePart = Heads | LatentHeads | Indexer | Recurrent
 
 
 class FamilyAdapter(ModelAdapter):
@@ -179,6 +107,12 @@ class FamilyAdapter(ModelAdapter):
             notes=(*notes, *self.notes(fields)),
         )
 
+    def weights(self, config: Mapping[str, Any]) -> ModelWeights | None:
+        """By the recipe of the model type, over the layers that this adapter describes."""
+        fields, compressed = Fields(config), CacheSettings()
+        layers = [tuple(self.layer(fields, i, compressed)) for i in range(self.num_layers(fields))]
+        return weights_of(fields, layers)
+
 
 def model_dtype(fields: Fields, asked: str | None) -> tuple[str, tuple[str, ...]]:
     """Element type of weights and activations, and a note where it had to be assumed."""
@@ -253,7 +187,7 @@ def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheSet
         state = State(names, shapes, tuple(t or dtype for t in types))
         return CacheFacts(cache_id, KVCacheSpec(state, Latest()), None)
     if isinstance(part, Indexer):
-        return CacheFacts(cache_id, KVCacheSpec(IndexKeys(part.dim), Full()), None)
+        return CacheFacts(cache_id, KVCacheSpec(IndexKeys(part.dim), part.retention), None)
     if isinstance(part, LatentHeads):
         return _latent_facts(cache_id, part, dtype, choice)
     cached, quant = cache_dtype(part.retention.kind, dtype, choice)
@@ -287,7 +221,9 @@ def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: Cach
             got=f"{cached} with {quant.granularity}",
             allowed="fp8 with tensor scales",
         )
-    spec = KVCacheSpec(Latent(part.rank, part.rope_dim, cached), Full())
+    spec = KVCacheSpec(Latent(part.rank, part.rope_dim, cached), part.retention)
+    if part.rate > 1:  # what reads them is no attention of ours
+        return CacheFacts(cache_id, spec, None)
     query = AttentionQuery(
         content="latent",
         dtype=dtype,
@@ -296,6 +232,7 @@ def _latent_facts(cache_id: CacheId, part: LatentHeads, dtype: str, choice: Cach
         num_kv_heads=1,
         head_dim=part.rank + part.rope_dim,
         head_dim_v=part.rank,
+        mask=part.mask,
         scale=part.scale,
         quant=None if quant is None else quant.granularity,
     )

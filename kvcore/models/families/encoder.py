@@ -8,7 +8,8 @@ from kvcore.attention.query import Mask
 from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.models.families.base import FamilyAdapter
+from kvcore.models.parts import CachePart, Heads
 from kvcore.settings.cache import CacheSettings
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, Indexer, LatentHeads
+from kvcore.models.families.base import FamilyAdapter
+from kvcore.models.parts import CachePart, Heads, Indexer, LatentHeads
 from kvcore.models.rope import rope_settings, rope_type
 from kvcore.settings.cache import CacheSettings
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 from kvcore.errors import Refusal
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import CachePart, FamilyAdapter, Heads, unreachable
+from kvcore.models.families.base import FamilyAdapter, unreachable
+from kvcore.models.parts import CachePart, Heads
 from kvcore.settings.cache import CacheSettings
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import CachePart, Heads, Recurrent
 from kvcore.models.families.recurrent import ATTENTION, BOTH, KINDS, NEITHER, STATE, Hybrid, conv_and_ssm
+from kvcore.models.parts import CachePart, Heads, Recurrent
 from kvcore.settings.cache import CacheSettings
 
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import MODEL_DTYPES, CachePart, FamilyAdapter, Heads, Recurrent
+from kvcore.models.families.base import MODEL_DTYPES, FamilyAdapter
 from kvcore.models.families.latent import head_dim, latent_part
+from kvcore.models.parts import CachePart, Heads, Recurrent
 from kvcore.settings.cache import CacheSettings
 
 ATTENTION, STATE, BOTH, NEITHER = "attention", "state", "both", "neither"

@@ -9,7 +9,8 @@ from kvcore.attention.query import Mask
 from kvcore.errors import ModelError, Refusal
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter
-from kvcore.models.families.base import CachePart, FamilyAdapter, Heads
+from kvcore.models.families.base import FamilyAdapter
+from kvcore.models.parts import CachePart, Heads
 from kvcore.settings.cache import CacheSettings
 from kvcore.spec.cache_spec import CacheId
 
@@ -233,6 +234,7 @@ class SharedTail(Gemma3):
             mask=self.mask(fields, index),
             scale=self.scale(fields),
             shares=self.shares(fields, index),
+            keys_are_values=self.keys_are_values(fields, index),
         )
 
     def kv_heads(self, fields: Fields, index: int) -> int:
@@ -242,6 +244,10 @@ class SharedTail(Gemma3):
     def dim(self, fields: Fields, index: int) -> int:
         """Head dimension of a layer."""
         return fields.integer("head_dim", 256)
+
+    def keys_are_values(self, fields: Fields, index: int) -> bool:
+        """Whether a layer projects no values of its own."""
+        return False
 
 
 class Gemma4(SharedTail):
@@ -266,9 +272,13 @@ class Gemma4(SharedTail):
         own = self.override(fields, index, "num_key_value_heads")
         if own is not None:
             return own
-        if self.layer_type(fields, index) == FULL and fields.flag("attention_k_eq_v"):
+        if self.keys_are_values(fields, index):
             return fields.integer("num_global_key_value_heads", fields.kv_heads)
         return fields.kv_heads
+
+    def keys_are_values(self, fields: Fields, index: int) -> bool:
+        """In full layers, with `attention_k_eq_v`."""
+        return self.layer_type(fields, index) == FULL and fields.flag("attention_k_eq_v")
 
     def dim(self, fields: Fields, index: int) -> int:
         """`global_head_dim` in full layers."""
