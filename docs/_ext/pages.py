@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-from kvcore.cli.commands import NAMES, UNBUILT, command
+from kvcore.cli.commands import NAMES, command
 from kvcore.config.keys import all_keys
 from kvcore.models.families.table import bridged_table
 from kvcore.registry.hookspecs import PROJECT, HookSpecs
@@ -35,7 +35,6 @@ def commands(docs: Path) -> str:
     """The table of commands."""
     lines = ["| command | does |", "|---|---|"]
     lines += [f"| `kvcore {name}` | {command(name).summary} |" for name in NAMES]
-    lines += [f"| `kvcore {name}` | *named, not built yet* |" for name in UNBUILT]
     return "\n".join(lines) + "\n"
 
 

@@ -10,9 +10,7 @@ from typing import Any
 from kvcore.cli.result import Job, Result
 from kvcore.config.schema import Root
 
-NAMES = ("run", "plan", "backends", "plugins", "layout", "env", "conform", "diff", "bench")
-# Named, and refused until they exist: what to do instead.
-UNBUILT = {"replay": "`kvcore plan` says how much fits; `kvcore run prompts=FILE` runs the prompts themselves"}
+NAMES = ("run", "plan", "backends", "plugins", "layout", "env", "conform", "diff", "bench", "replay")
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from kvcore.cli import help_text
-from kvcore.cli.commands import NAMES, UNBUILT, Command
+from kvcore.cli.commands import NAMES, Command
 from kvcore.cli.commands import command as load
 from kvcore.cli.result import BAD_INPUT, BUG, DONE, Flags, Job, Result, to_json
 from kvcore.config.sources import Files
-from kvcore.errors import ConfigError, KVCoreError, NotBuiltError
+from kvcore.errors import ConfigError, KVCoreError
 
 VALUED = {"--prompt": "TEXT", "--config": "FILE.yaml", "--config-dir": "DIR"}
 
@@ -77,10 +77,6 @@ def _dispatch(words: list[str], as_json: bool) -> int:
 def _command(name: str) -> Command:
     if name in NAMES:
         return load(name)
-    if name in UNBUILT:
-        raise NotBuiltError(
-            f"the command {name} is not built yet", field="COMMAND", got=name, allowed=NAMES, remedy=UNBUILT[name]
-        )
     near = difflib.get_close_matches(name, NAMES, n=2)
     raise ConfigError(
         f"there is no command {name}",

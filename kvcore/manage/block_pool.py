@@ -72,6 +72,11 @@ class BlockPool:
         return len(self._fresh) + len(self._policy)
 
     @property
+    def num_reusable(self) -> int:
+        """Free blocks whose content can still be hit."""
+        return len(self._policy)
+
+    @property
     def num_pending(self) -> int:
         """Blocks without a holder that wait for a step to retire."""
         return self._num_pending

@@ -268,11 +268,12 @@ class KVCacheManager:
         return self._pool.num_free
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, and the blocks now; ids that wait for a step are `blocks_pending`."""
+        """Counters since the start, and the blocks now: pending ones wait for a step, reusable ones are free."""
         return {
             "blocks_used": self._pool.num_used,
             "blocks_pending": self._pool.num_pending,
             "blocks_free": self._pool.num_free,
+            "blocks_reusable": self._pool.num_reusable,
             "blocks_total": self._pool.num_blocks - 1,
             "blocks_cached": len(self._cache),
             "peak_blocks": self._peak,

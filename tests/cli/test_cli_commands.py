@@ -160,7 +160,7 @@ def test_run_refuses_a_cache_too_small_with_the_bytes_needed_and_the_length_that
         (["run", "prompts=/nowhere.txt"], "ConfigError", "prompts"),
         (["bench"], "ConfigError", "what=attention"),
         (["bench", "what=engine"], "NotBuiltError", "what"),
-        (["replay", "trace=x"], "NotBuiltError", "replay"),
+        (["replay", "trace=x"], "ConfigError", "NAME.csv, NAME.jsonl"),
         (["plna"], "ConfigError", "did you mean plan"),
     ],
 )

@@ -182,6 +182,7 @@ USELESS = {
     "conform": ("cache.dtype", "engine.max_num_seqs", "case", "model.dtype", "plugins.metrics.jsonl"),
     "diff": ("backend", "backend_by_kind.window", "level", "where.phase", "plan.lengths"),
     "bench": ("cache.memory", "model.path", "sampling.n", "level", "prompts"),
+    "replay": ("sampling.max_tokens", "cache.salt", "chat", "model.package", "device.name", "plan.lengths", "prompts"),
 }
 
 

@@ -1,0 +1,36 @@
+"""`InstantExecutor`: answers every step at once with tokens that nobody else has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvcore.plan.config import KVCacheConfig
+from kvcore.replay.tokens import TokenSource
+from kvcore.worker.executor.base import Executor
+from kvcore.worker.messages import SchedulerOutput, StepResult
+
+
+class InstantExecutor(Executor):
+    """No model and no memory: what a step would compute is never looked at.
+
+    Args:
+        tokens: Where generated tokens come from.
+    """
+
+    def __init__(self, tokens: TokenSource) -> None:
+        self._tokens = tokens
+
+    def load_model(self) -> None:
+        """There is none."""
+
+    def cache_bytes(self) -> int:
+        """None to spare: the plan says how large the cache would be."""
+        return 0
+
+    def initialize(self, configs: Sequence[KVCacheConfig]) -> None:
+        """Nothing is allocated."""
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """One new token for each sample that is asked for."""
+        unique = self._tokens.unique
+        return StepResult(output.step, tuple(tuple(next(unique) for _ in row.samples) for row in output.rows))
