@@ -3,21 +3,13 @@
 # ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.schema import FILLED, ModelRoot, ServedRoot, Unbuilt, node
-from kvcore.errors import KVCoreError
 from kvcore.settings.key import check, key
-
-if TYPE_CHECKING:
-    from kvcore.engine.settings import EngineSettings
-    from kvcore.plan.planner import Plan
-
-# Padding worth a second plan.
-MUCH = 0.01
 
 
 @dataclass(frozen=True)
@@ -70,23 +62,6 @@ def execute(job: Job[Keys]) -> Result:
         if choice.chosen and not choice.chosen.verdict.installed_here:
             text.append(f"note: {choice.chosen.name} is not usable here yet: {choice.chosen.verdict.missing}")
     text += [f"note: {note}" for note in document["notes"]]
-    text += _better_placement(built.settings, job, plan)
     at_once = ", ".join(f"{n}: {count}" for n, count in document["simultaneous"].items())
     text.append(f"whole sequences at once, by length: {at_once}")
     return Result(document, "\n".join(text), DONE if plan.fits else NO)
-
-
-def _better_placement(settings: EngineSettings, job: Job[Keys], plan: Plan) -> list[str]:
-    """Whether `packed` would pad less than what auto took, as a line for people."""
-    from kvcore.engine.planning import prepare_plan
-    from kvcore.plan.explain import waste_fraction
-
-    mine = waste_fraction(plan)
-    if settings.cache.placement != "auto" or mine < MUCH:
-        return []
-    packed = replace(settings, cache=replace(settings.cache, placement="packed"))
-    try:
-        other = waste_fraction(prepare_plan(packed, job.registry, purpose="plan")[0])
-    except KVCoreError:  # it cannot be packed at all
-        return []
-    return [f"note: cache.placement=packed would pad {other:.2%} (it cannot be run yet)"] if other < mine else []

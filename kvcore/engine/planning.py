@@ -29,6 +29,7 @@ def select(settings: EngineSettings, registry: Registry, *, purpose: Purpose, st
             purpose=purpose,
             shared=facts.shared,
             block_size=cache.tokens_a_block,
+            block_size_by_kind=cache.tokens_a_block_by_kind,
             block_first_only=cache.placement == "packed",
             strict=strict,
         )
@@ -81,8 +82,10 @@ def prepare_plan(
         selection.offers,
         budget,
         limits,
-        placement=cache.placement,
+        # Until there is a manager for it, a run does not choose `packed` by itself.
+        placement="slots" if purpose == "run" else cache.placement,
         block_size=cache.tokens_a_block,
+        block_size_by_kind=cache.tokens_a_block_by_kind,
         shared=settings.facts.shared,
     )
     return result, selection

@@ -88,28 +88,40 @@ def classes(caches: Mapping[CacheId, KVCacheSpec], offers: Mapping[CacheId, Layo
     return tuple(CacheClass(spec, offer, tuple(ids)) for (spec, offer), ids in found.items())
 
 
-def choose(members: Sequence[CacheClass], block_size: int | None, placement: Placement) -> tuple[ChosenClass, ...]:
+def choose(
+    members: Sequence[CacheClass],
+    block_size: int | None,
+    placement: Placement,
+    by_kind: Mapping[str, int] | None = None,
+) -> tuple[ChosenClass, ...]:
     """Settle layouts, kernel block sizes and block sizes of all classes.
 
     Args:
         members: The classes.
-        block_size: As asked; None takes the smallest multiple of 16 that every class takes, and under `slots`
-            multiples of it for classes of small pages: a block costs every class the bytes of the largest page.
+        block_size: As asked. None takes under `packed` the smallest multiple of 16 that a class takes, each for
+            itself; under `slots` the smallest that every class takes, and multiples of it for classes of small
+            pages: a block costs every class the bytes of the largest page.
         placement: ``slots`` or ``packed``; packed takes block-first layouts only.
+        by_kind: Block sizes asked for the classes of one kind; they go before `block_size`.
 
     Raises:
         LayoutError: No combination exists; names the layouts or the block size at fault.
     """
-    if block_size is None and placement == "slots":
-        return _with_like_pages(_choose(members, None, placement), placement)
-    return _choose(members, block_size, placement)
+    by_kind = by_kind or {}
+    if placement == "packed":
+        return tuple(one for c in members for one in _choose([c], block_size, placement, by_kind))
+    found = _choose(members, block_size, placement, by_kind)
+    return found if block_size else _with_like_pages(found, placement, by_kind)
 
 
-def _choose(members: Sequence[CacheClass], block_size: int | None, placement: Placement) -> tuple[ChosenClass, ...]:
-    sizes = [block_size] if block_size else range(BLOCK_STEP, LARGEST_AUTO_BLOCK + 1, BLOCK_STEP)
+def _choose(
+    members: Sequence[CacheClass], block_size: int | None, placement: Placement, by_kind: Mapping[str, int]
+) -> tuple[ChosenClass, ...]:
+    free = not block_size and any(c.spec.kind not in by_kind for c in members)
+    sizes = range(BLOCK_STEP, LARGEST_AUTO_BLOCK + 1, BLOCK_STEP) if free else [block_size or BLOCK_STEP]
     refusal: LayoutError | None = None
     for size in sizes:
-        per_class = [list(_fitting(c, size)) for c in members]
+        per_class = [list(_fitting(c, by_kind.get(c.spec.kind, size))) for c in members]
         if not all(per_class):
             continue
         problem = _conflict([options[0] for options in per_class], placement)
@@ -118,13 +130,15 @@ def _choose(members: Sequence[CacheClass], block_size: int | None, placement: Pl
         refusal = refusal or problem
     if refusal is not None:
         raise refusal
-    raise _no_block_size(members, block_size)
+    raise _no_block_size(members, block_size, by_kind)
 
 
-def _with_like_pages(combination: tuple[ChosenClass, ...], placement: Placement) -> tuple[ChosenClass, ...]:
+def _with_like_pages(
+    combination: tuple[ChosenClass, ...], placement: Placement, by_kind: Mapping[str, int]
+) -> tuple[ChosenClass, ...]:
     """The same with as many tokens in a small page as its kernels take and the largest page has room for."""
     largest = max(c.page_bytes for c in combination)
-    wider = tuple(_widest(c, largest) for c in combination)
+    wider = tuple(c if c.members.spec.kind in by_kind else _widest(c, largest) for c in combination)
     return combination if _conflict(wider, placement) else wider
 
 
@@ -213,8 +227,19 @@ def _conflict(combination: Sequence[ChosenClass], placement: Placement) -> Layou
     return None
 
 
-def _no_block_size(members: Sequence[CacheClass], block_size: int | None) -> LayoutError:
+def _no_block_size(members: Sequence[CacheClass], block_size: int | None, by_kind: Mapping[str, int]) -> LayoutError:
     allowed = {str(c): " or ".join(f"{o.layout.name}: {o.kernel_blocks}" for o in c.options) for c in members}
+    asked = next(
+        (c.spec.kind for c in members if c.spec.kind in by_kind and not list(_fitting(c, by_kind[c.spec.kind]))), None
+    )
+    if asked is not None:
+        return LayoutError(
+            f"no layout of the chosen backend takes this block size for the {asked} caches",
+            field=f"cache.block_size_by_kind.{asked}",
+            got=by_kind[asked],
+            allowed=allowed,
+            remedy="give a multiple of every kernel block size, or leave it at auto",
+        )
     return LayoutError(
         "no layout of the chosen backends takes this block size"
         if block_size

@@ -11,24 +11,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from math import lcm
 
-from kvcore.errors import LayoutError
-from kvcore.plan.config import ARENA_ALIGNMENT, slots_bytes
+from kvcore.plan.capacity import Limits
+from kvcore.plan.config import slots_bytes
 from kvcore.plan.groups import ChosenClass
+from kvcore.plan.rulers import rulers
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.dtypes import ceil_div, round_up
 
-# Sizes at which alternatives are compared: fixed, so that more memory or a longer limit never changes
-# the shape of the plan, and capacity stays monotonic.
-REFERENCE_TOKENS = 8192
-REFERENCE_BYTES = 16 << 30
 # Each group costs its own metadata and table every step. 46 groups of one layer were reported to
 # halve decode speed (vllm-project/vllm#51742): 1 / 45 of a step for each group beyond the first.
 GROUP_OVERHEAD = 1 / 45
-# Blocks that a large page may be cut into: smooth numbers, so that their lcm stays small.
-RULERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# More groups than this are never chosen, unless the model has more unlike kinds of caches.
+MOST_GROUPS = 8
+# The lengths at which widths are compared before one is chosen for the length that is planned.
+LADDER = tuple(2**i for i in range(6, 21, 2))
+# Fractions of the largest block into which the groups of a packed plan may be cut.
+PARTS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class SlotsPlacement:
         """Bytes of one block id in all tensors."""
         return sum(self.strides)
 
-    def num_blocks(self, memory_bytes: int) -> int:
+    def units(self, memory_bytes: int) -> int:
         """Most ids for which all tensors, each starting on a multiple of 256, fit in `memory_bytes`."""
         count = memory_bytes // self.bytes_per_block
         while count > 0 and self.arena_bytes(count) > memory_bytes:
@@ -72,14 +73,34 @@ class SlotsPlacement:
         return tuple(g.cache_ids[tensor] for g in self.groups if tensor < len(g.cache_ids))
 
 
-def slots(chosen: Sequence[ChosenClass]) -> SlotsPlacement:
-    """The group width of least cost: bytes at a reference length, plus the overhead of each group."""
+def slots(chosen: Sequence[ChosenClass], limits: Limits) -> SlotsPlacement:
+    """The group width with which one sequence of `max_model_len` tokens needs the fewest bytes.
+
+    Widths that buy their bytes with too many groups, at any length, are left out before the length is asked. So what
+    one sequence needs is the least of some functions that grow with its length, and grows with it too.
+    """
     # Only where some class falls into another number of groups does a width make a difference.
     lengths = {len(c.members.cache_ids) for c in chosen}
-    widths = sorted({ceil_div(n, parts) for n in lengths for parts in range(1, n + 1)})
-    cost = _SlotsCost(chosen)
+    widths = sorted({ceil_div(n, parts) for n in lengths for parts in range(1, n + 1)}, reverse=True)
+    cost = SlotsCost(chosen)
+    groups = {width: cost.groups(width) for width in widths}
+    most = max(MOST_GROUPS, min(groups.values()))
+    kept = _worth_their_groups(cost, [w for w in widths if groups[w] <= most])
     # Ties go to the wider groups: fewer tables.
-    return _slots_of_width(chosen, min(reversed(widths), key=cost.of_width))
+    return _slots_of_width(chosen, min(kept, key=lambda width: (cost.needed(width, limits), groups[width])))
+
+
+def _worth_their_groups(cost: SlotsCost, widths: Sequence[int]) -> list[int]:
+    """The widths but those whose groups cost more than they save beside one of fewer groups, at all lengths."""
+    ladder = [Limits(length) for length in LADDER]
+    needed = {w: [cost.needed(w, limits, null=False) for limits in ladder] for w in widths}
+    count = {w: cost.groups(w) for w in widths}
+
+    def beaten(w: int, by: int) -> bool:
+        dearer = 1 + GROUP_OVERHEAD * (count[w] - count[by])
+        return count[by] < count[w] and all(b <= a * dearer for a, b in zip(needed[w], needed[by], strict=True))
+
+    return [w for w in widths if not any(beaten(w, by) for by in widths)]
 
 
 def _slots_of_width(chosen: Sequence[ChosenClass], width: int) -> SlotsPlacement:
@@ -116,31 +137,28 @@ def _strides(groups: Iterable[tuple[int, int]], unit: int) -> list[tuple[int, in
     return runs[::-1]
 
 
-class _SlotsCost:
+class SlotsCost:
     """What a group width costs, without making the groups: classes that count alike are counted together."""
 
     def __init__(self, chosen: Sequence[ChosenClass]) -> None:
         self._unit = _stride_unit(chosen)
         self._classes = Counter(
-            (
-                len(c.members.cache_ids),
-                c.page_bytes,
-                c.members.spec.retention.resident_blocks(REFERENCE_TOKENS, c.block_size),
-            )
-            for c in chosen
+            (len(c.members.cache_ids), c.page_bytes, c.members.spec.retention, c.block_size) for c in chosen
         )
 
-    def of_width(self, width: int) -> float:
-        """Bytes of one sequence of the reference length, dearer by each group beyond the first."""
-        blocks = groups = 0
-        pages = []
-        for (length, page, resident), count in self._classes.items():
+    def groups(self, width: int) -> int:
+        """Groups at this width."""
+        return sum(count * ceil_div(length, width) for (length, *_), count in self._classes.items())
+
+    def needed(self, width: int, limits: Limits, *, null: bool = True) -> int:
+        """Bytes of one sequence at its largest step, with or without the null block."""
+        scheduled = min(limits.max_model_len, limits.max_num_batched_tokens)
+        blocks, pages = int(null), []
+        for (length, page, retention, size), count in self._classes.items():
             parts = ceil_div(length, width)
             pages.append((ceil_div(length, parts), page))
-            blocks += count * parts * resident
-            groups += count * parts
-        per_block = sum(count * stride for count, stride in _strides(pages, self._unit))
-        return blocks * per_block * (1 + GROUP_OVERHEAD * (groups - 1))
+            blocks += count * parts * retention.blocks_for_step(limits.max_model_len, scheduled, size)
+        return blocks * sum(count * stride for count, stride in _strides(pages, self._unit))
 
 
 @dataclass(frozen=True)
@@ -148,14 +166,20 @@ class PackedPlacement:
     """One arena measured with one ruler a group.
 
     Attributes:
-        groups: One KV group for each class.
+        groups: One KV group for each class, or for each part of one.
         large_page_bytes: M.
         rulers: a_g, blocks of each group in a large page.
+        cost: Relative: 1 for an arena and a step that lose nothing.
     """
 
     groups: tuple[GroupPlace, ...]
     large_page_bytes: int
     rulers: tuple[int, ...]
+    cost: float
+
+    def units(self, memory_bytes: int) -> int:
+        """Large pages that fit in `memory_bytes`."""
+        return memory_bytes // self.large_page_bytes
 
     def block_stride(self, group: int) -> int:
         """Bytes of one block of a group, padding included."""
@@ -163,21 +187,20 @@ class PackedPlacement:
 
 
 def packed(chosen: Sequence[ChosenClass]) -> PackedPlacement:
-    """The rulers of least padding plus half a large page a group, at a reference arena."""
-    need = [c.page_bytes * len(c.members.cache_ids) for c in chosen]
-    unit = [c.stride_unit for c in chosen]
-    best: tuple[float, int, tuple[int, ...]] | None = None
-    for target in sorted({n * a for n, a in product(need, RULERS)}):
-        if target < max(need):
-            continue
-        rulers = tuple(max(a for a in RULERS if a * n <= target) for n in need)
-        step = lcm(ARENA_ALIGNMENT, *(a * u for a, u in zip(rulers, unit, strict=True)))
-        large = round_up(target, step)
-        padding = sum(1 - a * n / large for a, n in zip(rulers, need, strict=True)) / len(need)
-        cost = padding * REFERENCE_BYTES + len(need) * large / 2
-        if best is None or (cost, large) < best[:2]:
-            best = (cost, large, rulers)
-    if best is None:  # RULERS holds 1, so max(need) itself is always a target
-        raise LayoutError("no large page fits the groups", field="cache.placement", got=need)
-    groups = tuple(GroupPlace(c, c.members.cache_ids) for c in chosen)
-    return PackedPlacement(groups, best[1], best[2])
+    """One KV group a class, cut out of large pages, or more groups where one class asks for huge pages."""
+    # Ties go to fewer groups.
+    return min((packed_in_parts(chosen, parts) for parts in PARTS), key=lambda p: p.cost)
+
+
+def packed_in_parts(chosen: Sequence[ChosenClass], parts: int) -> PackedPlacement:
+    """Packed, with the classes whose block passes 1 / `parts` of the largest one cut into groups of fewer layers."""
+    largest = max(c.page_bytes * len(c.members.cache_ids) for c in chosen)
+    groups = []
+    for c in chosen:
+        ids = c.members.cache_ids
+        pieces = min(len(ids), ceil_div(c.page_bytes * len(ids) * parts, largest))
+        bounds = [i * len(ids) // pieces for i in range(pieces + 1)]
+        groups += [GroupPlace(c, ids[a:b]) for a, b in pairwise(bounds)]
+    cut = rulers([g.chosen.page_bytes * len(g.cache_ids) for g in groups], [g.chosen.stride_unit for g in groups])
+    cost = (1 + cut.cost) * (1 + GROUP_OVERHEAD * (len(groups) - 1))
+    return PackedPlacement(tuple(groups), cut.large_page_bytes, cut.counts, cost)

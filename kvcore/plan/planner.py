@@ -9,13 +9,13 @@ from typing import Any
 from kvcore.errors import CapacityError, ConfigError, SpecError
 from kvcore.plan import explain
 from kvcore.plan.capacity import Capacity, Limits
-from kvcore.plan.config import ARENA_ALIGNMENT, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Placement
-from kvcore.plan.groups import LayoutOffer, choose, classes
-from kvcore.plan.placement import PackedPlacement, SlotsPlacement, packed, slots
+from kvcore.plan.choice import Asked, Considered, config_of, draft
+from kvcore.plan.config import KVCacheConfig
+from kvcore.plan.groups import LayoutOffer, classes
 from kvcore.settings.key import check, key
 from kvcore.settings.units import MOST_BYTES
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
-from kvcore.spec.dtypes import dtype, round_up
+from kvcore.spec.dtypes import dtype
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class Plan:
         configs: One a rank, by global rank.
         limits: What was planned for.
         caches: The specs that were planned.
+        considered: The placements that were compared, or the one that was asked for.
     """
 
     configs: tuple[KVCacheConfig, ...]
     limits: Limits
     caches: Mapping[CacheId, KVCacheSpec]
+    considered: tuple[Considered, ...] = ()
 
     @property
     def capacity(self) -> Capacity:
@@ -96,6 +98,7 @@ def plan(
     *,
     placement: str = "auto",
     block_size: int | None = None,
+    block_size_by_kind: Mapping[str, int] | None = None,
     shared: Mapping[CacheId, CacheId] | None = None,
 ) -> Plan:
     """Plan the cache of every rank.
@@ -105,9 +108,10 @@ def plan(
         offers: Layouts of the chosen backend for each cache; missing means the core's plain layout.
         budget: Size of the arena.
         limits: Longest sequence, step budget.
-        placement: ``auto`` (slots), ``slots`` or ``packed``.
-        block_size: Tokens of a block; None takes the smallest multiple of 16 that all take, and more for the groups
-            of small pages.
+        placement: ``slots``, ``packed``, or ``auto``: whichever holds more sequences of `max_model_len` tokens.
+        block_size: Tokens of a block; None takes the smallest multiple of 16 that a group takes, and under `slots`
+            more for the groups of small pages.
+        block_size_by_kind: Another block size for the groups of one kind, such as ``{"window": 64}``.
         shared: Caches without bytes, and whose they read.
 
     Returns:
@@ -126,62 +130,19 @@ def plan(
         raise ConfigError(
             "unknown placement", field="cache.placement", got=placement, allowed=("auto", "slots", "packed")
         )
-    where: Placement = "packed" if placement == "packed" else "slots"
-    chosen = choose(classes(caches, offers), block_size, where)
-    config = _packed_config(packed(chosen), budget) if where == "packed" else _slots_config(slots(chosen), budget)
-    config = _with_shared(config, shared or {})
-    _check_offsets(config, offers)
-    return Plan((config,), limits, caches)
-
-
-def _slots_config(placement: SlotsPlacement, budget: Budget) -> KVCacheConfig:
-    count = budget.num_blocks if budget.num_blocks is not None else placement.num_blocks(budget.memory or 0)
-    groups = tuple(
-        KVCacheGroupSpec(
-            index=i,
-            spec=g.chosen.members.spec,
-            backend=g.chosen.members.offer.backend,
-            cache_ids=g.cache_ids,
-            layout=g.chosen.layout,
-            block_size=g.chosen.block_size,
-            block_stride=max(placement.strides[: len(g.cache_ids)]),
-            num_blocks=count,
-        )
-        for i, g in enumerate(placement.groups)
-    )
-    tensors, offset = [], 0
-    for i, stride in enumerate(placement.strides):
-        tensors.append(KVCacheTensor(offset, stride * count, stride, placement.sharers(i)))
-        offset = round_up(offset + stride * count, ARENA_ALIGNMENT)
-    return KVCacheConfig("slots", count, groups, tuple(tensors))
-
-
-def _packed_config(placement: PackedPlacement, budget: Budget) -> KVCacheConfig:
-    if budget.num_blocks is not None:
+    if placement == "packed" and budget.num_blocks is not None:
         raise ConfigError(
             "under placement packed every group counts its own blocks",
             field="cache.num_blocks",
             got=budget.num_blocks,
             allowed="cache.memory=BYTES",
         )
-    large = placement.large_page_bytes
-    count = (budget.memory or 0) // large
-    groups = tuple(
-        KVCacheGroupSpec(
-            index=i,
-            spec=g.chosen.members.spec,
-            backend=g.chosen.members.offer.backend,
-            cache_ids=g.cache_ids,
-            layout=g.chosen.layout,
-            block_size=g.chosen.block_size,
-            block_stride=placement.block_stride(i),
-            num_blocks=count * placement.rulers[i],
-            blocks_per_large_page=placement.rulers[i],
-        )
-        for i, g in enumerate(placement.groups)
-    )
-    everyone = tuple(c for g in placement.groups for c in g.cache_ids)
-    return KVCacheConfig("packed", 0, groups, (KVCacheTensor(0, count * large, 0, everyone),), count, large)
+    asked = Asked(placement, block_size, block_size_by_kind, counted=budget.num_blocks is not None)
+    made, considered = draft(classes(caches, offers), limits, asked)
+    units = made.units(budget.memory or 0) if budget.num_blocks is None else budget.num_blocks
+    config = _with_shared(config_of(made, units), shared or {})
+    _check_offsets(config, offers)
+    return Plan((config,), limits, caches, considered)
 
 
 def _with_shared(config: KVCacheConfig, shared: Mapping[CacheId, CacheId]) -> KVCacheConfig:

@@ -158,6 +158,7 @@ def choose_backends(
     purpose: Purpose = "run",
     shared: Mapping[CacheId, CacheId] | None = None,
     block_size: int | None = None,
+    block_size_by_kind: Mapping[str, int] | None = None,
     block_first_only: bool = False,
     strict: bool = True,
 ) -> Selection:
@@ -173,6 +174,7 @@ def choose_backends(
             plain layout) where `auto` finds none; ``run`` does neither.
         shared: Caches without bytes, and whose they read: those must serve their queries too.
         block_size: `cache.block_size`; a backend that cannot cut it into kernel blocks is no candidate.
+        block_size_by_kind: `cache.block_size_by_kind`, the kinds that have one.
         block_first_only: Set for `cache.placement=packed`: field-first layouts do not count.
         strict: False keeps going where nothing can serve, for a listing (`kvcore backends`).
 
@@ -193,7 +195,8 @@ def choose_backends(
         if members.spec.content.per_request:
             row = ClassChoice("state", members.cache_ids, (), "backend", None)
         else:
-            question = Question(members.spec, members.queries, device, purpose == "plan", block_size, block_first_only)
+            size = (block_size_by_kind or {}).get(members.spec.kind, block_size)
+            question = Question(members.spec, members.queries, device, purpose == "plan", size, block_first_only)
             row = _choose(members, question, choice, registry)
             if strict and row.chosen is None and (row.wanted is not None or purpose == "run"):
                 raise _refusal(row)

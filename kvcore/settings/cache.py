@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 from kvcore.errors import ConfigError
 from kvcore.settings.key import MOST, check, key
 from kvcore.settings.units import MOST_BYTES, parse_bytes
 
+K = TypeVar("K", "DtypeByKind", "BlockSizeByKind")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CACHE_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 
@@ -28,18 +30,33 @@ class DtypeByKind:
 
 
 @dataclass(frozen=True)
+class BlockSizeByKind:
+    """Another block size for the groups of one kind; null follows `cache.block_size`."""
+
+    full: int | None = key(None, "tokens of a block of groups that keep every token", least=1)
+    window: int | None = key(None, "tokens of a block of sliding-window groups", least=1)
+    chunk: int | None = key(None, "tokens of a block of chunked-attention groups", least=1)
+    latent: int | None = key(None, "tokens of a block of latent (MLA) groups", least=1)
+    encoder: int | None = key(None, "tokens of a block of cross-attention groups", least=1)
+
+    def __post_init__(self) -> None:
+        check(self, "cache.block_size_by_kind")
+
+
+@dataclass(frozen=True)
 class CacheSettings:
     """The paged cache. Sizes may be given as text; once checked, `memory` is a whole number of bytes or None."""
 
     block_size: int | str = key(
         "auto", "tokens of a block; auto: smallest multiple of 16 that all backends take, more where pages are small"
     )
+    block_size_by_kind: BlockSizeByKind = field(default_factory=BlockSizeByKind)
     dtype: str = key("auto", "element type; auto: as the checkpoint states, else the model's", choices=CACHE_DTYPES)
     dtype_by_kind: DtypeByKind = field(default_factory=DtypeByKind)
     scales: str | None = key(None, "granularity of scales of quantized types", choices=("tensor", "head", "token_head"))
     content: str = key("auto", "what a token stores; plugins bring more kinds")
     retention: str = key("auto", "how long tokens stay; plugins bring more kinds")
-    placement: str = key("auto", "where pages lie; auto is slots", choices=("auto", "slots", "packed"))
+    placement: str = key("auto", "where pages lie; auto is what holds more", choices=("auto", "slots", "packed"))
     memory: int | str | None = key(None, "bytes of the arena, such as 2GiB; not with num_blocks", most=MOST_BYTES)
     num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)
     utilization: float = key(0.9, "share of the device's memory that the engine may use", least=0.01, most=1)
@@ -53,7 +70,10 @@ class CacheSettings:
     def __post_init__(self) -> None:
         check(self, "cache")
         if isinstance(self.dtype_by_kind, Mapping):
-            object.__setattr__(self, "dtype_by_kind", _by_kind(self.dtype_by_kind))
+            object.__setattr__(self, "dtype_by_kind", _of_kinds(DtypeByKind, "dtype_by_kind", self.dtype_by_kind))
+        if isinstance(self.block_size_by_kind, Mapping):
+            sizes = _of_kinds(BlockSizeByKind, "block_size_by_kind", self.block_size_by_kind)
+            object.__setattr__(self, "block_size_by_kind", sizes)
         if self.memory is not None:
             object.__setattr__(self, "memory", parse_bytes("cache.memory", self.memory, least=1))
         if self.memory is not None and self.num_blocks is not None:
@@ -81,6 +101,11 @@ class CacheSettings:
         return None if self.block_size == "auto" else int(self.block_size)
 
     @property
+    def tokens_a_block_by_kind(self) -> dict[str, int]:
+        """The kinds of groups that have a block size of their own."""
+        return {kind: size for kind, size in asdict(self.block_size_by_kind).items() if size is not None}
+
+    @property
     def bytes_in_all(self) -> int | None:
         """`memory`, or None where nothing was said."""
         return None if self.memory is None else int(self.memory)
@@ -91,9 +116,9 @@ class CacheSettings:
         return self.dtype if own == "auto" else own
 
 
-def _by_kind(given: Mapping[str, str]) -> DtypeByKind:
-    known = [f.name for f in fields(DtypeByKind)]
-    for name in given:
-        if name not in known:
-            raise ConfigError("there is no such kind", field="cache.dtype_by_kind", got=name, allowed=known)
-    return DtypeByKind(**given)
+def _of_kinds(kinds: type[K], name: str, given: Mapping[str, Any]) -> K:
+    known = [f.name for f in fields(kinds)]
+    for kind in given:
+        if kind not in known:
+            raise ConfigError("there is no such kind", field=f"cache.{name}", got=kind, allowed=known)
+    return kinds(**given)

@@ -30,8 +30,8 @@ def call(capsys):
     return run_it
 
 
-def test_plan_says_where_another_placement_would_pad_less(call, tmp_path):
-    """Full layers with one KV head beside window layers with two; blocks of one size pad the smaller pages."""
+def test_plan_takes_the_placement_that_holds_more(call, tmp_path):
+    """Full layers with one KV head beside window layers with two: blocks of one size pad the smaller pages of slots."""
     config = {
         "model_type": "gemma4_text",
         "num_hidden_layers": 6,
@@ -47,12 +47,12 @@ def test_plan_says_where_another_placement_would_pad_less(call, tmp_path):
         "dtype": "bfloat16",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    asked = ("plan", "device=cpu", "cache.memory=1GiB", f"model.path={tmp_path}")
-    status, out, _ = call(*asked, "cache.block_size=16")
-    assert (status, "note: cache.placement=packed would pad 1." in out) == (0, True)
-    for less in (("cache.block_size=16", "cache.placement=slots"), ()):
-        status, out, _ = call(*asked, *less)
-        assert (status, "would pad" in out) == (0, False)
+    asked = ("plan", "device=cpu", "cache.memory=1GiB", f"model.path={tmp_path}", "cache.block_size=16", "output=json")
+    plans = {where: json.loads(call(*asked, f"cache.placement={where}")[1]) for where in ("auto", "slots", "packed")}
+    assert plans["auto"]["placement"] == "packed"
+    assert plans["auto"]["tokens"] == plans["packed"]["tokens"] > 1.01 * plans["slots"]["tokens"]
+    same = json.loads(call(*asked, "cache.block_size=auto", "cache.num_blocks=100", "cache.memory=null")[1])
+    assert same["placement"] == "slots"  # blocks are counted in slots alone
 
 
 def test_every_second_layer_is_shown_as_such_everywhere(call, tmp_path):

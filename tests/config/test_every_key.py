@@ -101,6 +101,8 @@ def other_value(key) -> str:
         return OTHER[key.path]
     if key.choices:
         return next(c for c in key.choices if c not in (key.default, "auto"))
+    if key.path.startswith("cache.block_size_by_kind."):
+        return "64"
     if key.path.startswith("backend_by_kind."):
         return "torch"
     if key.type == "bool":

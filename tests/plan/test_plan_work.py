@@ -22,13 +22,22 @@ from kvcore.spec.retention import Full, Latest, Retention, Window
 RETENTIONS: tuple[Retention, ...] = (Full(), Window(20), Window(1000))
 
 
-def _cost(made: placement.SlotsPlacement) -> float:
-    """The cost of a placement, off its groups one by one."""
+def _needed(made: placement.SlotsPlacement, limits: Limits, null: int = 1) -> int:
+    """Bytes of one sequence at its largest step, off the groups of a placement one by one."""
+    scheduled = min(limits.max_model_len, limits.max_num_batched_tokens)
     blocks = sum(
-        g.chosen.members.spec.retention.resident_blocks(placement.REFERENCE_TOKENS, g.chosen.block_size)
+        g.chosen.members.spec.retention.blocks_for_step(limits.max_model_len, scheduled, g.chosen.block_size)
         for g in made.groups
     )
-    return blocks * sum(made.strides) * (1 + placement.GROUP_OVERHEAD * (len(made.groups) - 1))
+    return (blocks + null) * sum(made.strides)
+
+
+def _beaten(a: placement.SlotsPlacement, b: placement.SlotsPlacement) -> bool:
+    """Whether `b` has fewer groups than `a`, and needs hardly more at any length of the ladder."""
+    more = len(a.groups) - len(b.groups)
+    ladder = [Limits(length) for length in placement.LADDER]
+    dearer = 1 + placement.GROUP_OVERHEAD * more
+    return more > 0 and all(_needed(b, x, 0) <= _needed(a, x, 0) * dearer for x in ladder)
 
 
 def _strides(made: placement.SlotsPlacement, unit: int) -> tuple[int, ...]:
@@ -40,14 +49,21 @@ def _strides(made: placement.SlotsPlacement, unit: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.sampled_from(RETENTIONS)), min_size=1, max_size=5))
-def test_the_width_is_the_best_of_all_widths(kinds: list[tuple[int, int, Retention]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(1, 3), st.sampled_from(RETENTIONS)), min_size=1, max_size=5),
+    st.integers(1, 100_000),
+)
+def test_the_width_is_the_best_of_all_widths(kinds: list[tuple[int, int, Retention]], longest: int) -> None:
     layers = [KVCacheSpec(KVHeads(heads, 8), retention) for count, heads, retention in kinds for _ in range(count)]
     chosen = choose(classes({CacheId(i): s for i, s in enumerate(layers)}, {}), 16, "slots")
     widest = max(len(c.members.cache_ids) for c in chosen)
     every = [placement._slots_of_width(chosen, width) for width in range(1, widest + 1)]
-    made = placement.slots(chosen)
-    assert made == min(reversed(every), key=_cost)
+    made = placement.slots(chosen, Limits(longest))
+    few = max(placement.MOST_GROUPS, min(len(p.groups) for p in every))
+    allowed = [p for p in every if len(p.groups) <= few]
+    kept = [p for p in allowed if not any(_beaten(p, other) for other in allowed)]
+    assert _needed(made, Limits(longest)) == min(_needed(p, Limits(longest)) for p in kept)
+    assert made in kept
     assert made.strides == _strides(made, placement._stride_unit(chosen))
 
 
