@@ -15,8 +15,8 @@ from kvcore.memory.slot_mapping import (
     PADDING_SLOT,
     check_ranks,
     dummy_split,
+    local_length,
     query_start_loc,
-    request_indices,
     token_positions,
 )
 from kvcore.memory.staging import StagingBuffer
@@ -63,9 +63,8 @@ class BatchBuilder:
         seqs, count = max_num_seqs, len(self.groups)
         # query_start_loc | seq_lens | num_computed | kv_lens of each group
         self._lengths = StagingBuffer((3 + count) * seqs + 1, torch.int32, device)
-        # row of each token | position of each token
-        self._tokens = StagingBuffer(2 * self.max_tokens, torch.int64, device)
-        self.positions_T = self._tokens.device[self.max_tokens :]
+        self._positions = StagingBuffer(self.max_tokens, torch.int64, device)
+        self.positions_T = self._positions.device
         self._slots = [
             torch.full((self.max_tokens,), PADDING_SLOT, dtype=torch.int64, device=device) for _ in range(count)
         ]
@@ -111,7 +110,7 @@ class BatchBuilder:
         starts = query_start_loc(scheduled)
         tokens = int(starts[-1])
         self._lengths.begin()
-        self._tokens.begin()
+        self._positions.begin()
         host = self._lengths.host
         areas = [slice(0, size + 1)] + [
             slice(1 + i * most, 1 + i * most + size) for i in range(1, 3 + len(self.groups))
@@ -125,12 +124,11 @@ class BatchBuilder:
         if write:
             self._check_tables(found, areas[3:])
         self._lengths.upload(areas[-1].stop)
-        self._tokens.host[:tokens] = request_indices(scheduled)
-        self._tokens.host[self.max_tokens : self.max_tokens + tokens] = token_positions(scheduled, computed)
-        self._tokens.upload(self.max_tokens + tokens)
+        self._positions.host[:tokens] = token_positions(scheduled, computed)
+        self._positions.upload(tokens)
         device = self._lengths.device
         groups = tuple(
-            self._group_batch(i, rows, area, tokens, write)
+            self._group_batch(i, rows, (areas[0], areas[2], area), tokens, write)
             for i, (rows, area) in enumerate(zip(found, areas[3:], strict=True))
         )
         decodes = [n == 1 and c > 0 for n, c in zip(scheduled, computed, strict=True)]
@@ -156,8 +154,9 @@ class BatchBuilder:
         """Keys that each row's table holds on this rank."""
         if group.spec.content.per_request:
             return rows.counts_host
-        local = (seq_lens - self.rank + self.world - 1) // self.world
-        held: Int32Array = local - rows.first_block_host * group.kernel_block_size
+        held: Int32Array = (
+            local_length(seq_lens, self.world, self.rank) - rows.first_block_host * group.kernel_block_size
+        )
         return np.maximum(held, 0)
 
     def _check_tables(self, found: Sequence[TableRows], areas: Sequence[slice]) -> None:
@@ -174,14 +173,17 @@ class BatchBuilder:
                     remedy="apply the step's table deltas before the batch is built",
                 )
 
-    def _group_batch(self, index: int, rows: TableRows, area: slice, tokens: int, write: bool) -> GroupBatch:
+    def _group_batch(
+        self, index: int, rows: TableRows, areas: tuple[slice, slice, slice], tokens: int, write: bool
+    ) -> GroupBatch:
         group, slots = self.groups[index], self._slots[index][:tokens]
+        starts, computed, held = areas
         if write and not group.spec.content.per_request:
             slot_mapping(
                 rows.table_SN,
                 rows.first_block,
-                self._tokens.device[:tokens],
-                self.positions_T[:tokens],
+                self._lengths.device[starts],
+                self._lengths.device[computed],
                 group.kernel_block_size,
                 slots,
                 world=self.world,
@@ -194,12 +196,12 @@ class BatchBuilder:
             block_table_SN=rows.table_SN,
             counts=rows.counts,
             first_block=rows.first_block,
-            kv_lens=self._lengths.device[area],
+            kv_lens=self._lengths.device[held],
             slot_mapping_T=slots,
             block_table_host=rows.table_host,
             counts_host=rows.counts_host,
             first_block_host=rows.first_block_host,
-            kv_lens_host=self._lengths.host[area],
+            kv_lens_host=self._lengths.host[held],
         )
 
     def _check(self, rows: Sequence[int], scheduled: Sequence[int], computed: Sequence[int]) -> None:

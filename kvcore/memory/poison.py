@@ -13,7 +13,7 @@ from kvcore.memory.views import field_tensors
 from kvcore.plan.config import KVCacheConfig
 
 # Bit patterns by dtype name: a quiet NaN where the type has one, else its most extreme code.
-_CODES: dict[str, tuple[torch.dtype, int]] = {
+CODES: dict[str, tuple[torch.dtype, int]] = {
     "float64": (torch.int64, 0x7FF8_0000_0000_0000),
     "float32": (torch.int32, 0x7FC0_0000),
     "float16": (torch.int16, 0x7E00),
@@ -26,12 +26,6 @@ _CODES: dict[str, tuple[torch.dtype, int]] = {
     "int32": (torch.int32, -(2**31)),
     "int64": (torch.int64, -(2**63)),
 }
-
-
-def fill_poison(tensor: torch.Tensor, dtype_name: str) -> None:
-    """Fill a view with the poison of its dtype."""
-    integer, code = _CODES[dtype_name]
-    tensor.view(integer).fill_(code)
 
 
 def poison_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Sequence[int]) -> None:
@@ -55,5 +49,5 @@ def poison_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Seque
     for cache in spec.cache_ids:
         tensors = field_tensors(arena, config, cache)
         for place in spec.layout.places:
-            integer, code = _CODES[place.dtype]
+            integer, code = CODES[place.dtype]
             tensors[place.name].view(integer).index_fill_(0, ids, code)

@@ -1,7 +1,7 @@
 """Index arithmetic of a step on the host: where each token of the flat batch comes from and goes.
 
-scheduled [2, 5, 3]   requests  0 0 1 1 1 1 1 2 2 2    cumulative [2, 7, 10]
-computed  [0, 0, 0]   positions 0 1 0 1 2 3 4 0 1 2    query_start_loc [0, 2, 7, 10]
+scheduled [2, 5, 3]   query_start_loc [0, 2, 7, 10]
+computed  [0, 0, 0]   positions 0 1 0 1 2 3 4 0 1 2
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvcore.errors import ConfigError
 
-IntArray = npt.NDArray[np.signedinteger]
+Int32Array = npt.NDArray[np.int32]
 PADDING_SLOT = -1
 
 
@@ -24,11 +24,6 @@ def query_start_loc(scheduled: Sequence[int]) -> npt.NDArray[np.int32]:
     return starts
 
 
-def request_indices(scheduled: Sequence[int]) -> npt.NDArray[np.int32]:
-    """int32 [T]: for each token, the index in the batch of the request that it belongs to."""
-    return np.repeat(np.arange(len(scheduled), dtype=np.int32), scheduled)
-
-
 def token_positions(scheduled: Sequence[int], computed: Sequence[int]) -> npt.NDArray[np.int64]:
     """int64 [T]: for each token, its position in its sequence."""
     starts = query_start_loc(scheduled)
@@ -36,8 +31,8 @@ def token_positions(scheduled: Sequence[int], computed: Sequence[int]) -> npt.ND
     return np.arange(starts[-1], dtype=np.int64) + np.repeat(offsets, scheduled)
 
 
-def local_length(tokens: int, world: int, rank: int) -> int:
-    """How many of the first `tokens` tokens lie on `rank`, when token i lies on rank ``i % world``."""
+def local_length(tokens: Int32Array, world: int, rank: int) -> Int32Array:
+    """How many of the first `tokens` tokens of each sequence lie on `rank`: token i lies on rank ``i % world``."""
     return (tokens - rank + world - 1) // world
 
 
@@ -67,9 +62,3 @@ def dummy_split(num_tokens: int, num_seqs: int) -> list[int]:
         )
     each = num_tokens // num_seqs
     return [each] * (num_seqs - 1) + [num_tokens - each * (num_seqs - 1)]
-
-
-def split_slots(slots: IntArray, block_size: int) -> tuple[IntArray, IntArray]:
-    """(block ids, offsets) of slots; both are -1 for padding."""
-    padding = slots < 0
-    return np.where(padding, -1, slots // block_size), np.where(padding, -1, slots % block_size)

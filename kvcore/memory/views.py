@@ -92,34 +92,6 @@ def field_tensors(arena: Arena, config: KVCacheConfig, cache: CacheId) -> dict[s
     return {view.name: field_tensor(arena, view, alignment) for view in config.field_views(cache)}
 
 
-def stacked_fields(arena: Arena, config: KVCacheConfig, cache: CacheId) -> torch.Tensor:
-    """All fields of a field-first cache as one tensor [F, kernel blocks, *axes], such as [2, N, P, K, D].
-
-    Raises:
-        LayoutError: The layout is block-first, or its fields have unlike shapes or dtypes.
-    """
-    layout = config.group_of(cache).layout
-    views = config.field_views(cache)
-    alike = {(v.dtype, v.shape, v.strides) for v in views}
-    if not layout.field_first or len(alike) > 1:
-        raise LayoutError(
-            f"the fields of layout {layout.layout.name} do not stack into one tensor",
-            field="layout",
-            got=layout.layout.order,
-            allowed="field-first with fields of one shape and dtype",
-        )
-    first = views[0]
-    run = views[1].offset - first.offset if len(views) > 1 else first.shape[0] * first.strides[0]
-    return strided_view(
-        arena,
-        name="+".join(v.name for v in views),
-        element=torch_dtype(first.dtype),
-        offset=first.offset,
-        shape=(len(views), *first.shape),
-        strides=(run, *first.strides),
-    )
-
-
 def logical_view(tensor: torch.Tensor, placed: LayoutField, logical: LogicalField) -> torch.Tensor:
     """A field view with its axes in logical order, [kernel blocks, token, *logical axes], by `permute`.
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from kvcore_torch.declaration import TorchBackendSpec, TorchOptions
+from support.poison import fill_poison
 
 from kvcore.attention.backend import AttentionGroup, AttentionLayer
 from kvcore.attention.declaration import DeviceFacts
@@ -21,7 +22,6 @@ from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.memory.arena import Arena
 from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
-from kvcore.memory.poison import fill_poison
 from kvcore.memory.views import field_tensors
 from kvcore.plan.capacity import Limits
 from kvcore.plan.groups import LayoutOffer

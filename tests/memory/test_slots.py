@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 
 from kvcore.errors import ConfigError
 from kvcore.memory.kernels.slot_mapping import slot_mapping
-from kvcore.memory.slot_mapping import (
-    check_ranks,
-    dummy_split,
-    local_length,
-    query_start_loc,
-    request_indices,
-    split_slots,
-    token_positions,
-)
+from kvcore.memory.slot_mapping import check_ranks, dummy_split, local_length, query_start_loc, token_positions
+
+ONE_TOKEN = torch.tensor([0, 1], dtype=torch.int32)
 
 
 def loop(tables, firsts, scheduled, computed, block_size, world, rank):
@@ -43,9 +37,10 @@ def test_against_a_loop(data):
     computed = data.draw(st.lists(st.integers(0, 60), min_size=count, max_size=count))
     tables, firsts = [], []
     for done, more in zip(computed, scheduled, strict=True):
-        held = -(-local_length(done + more, world, rank) // block_size)
+        before, after = local_length(np.int32([done, done + more]), world, rank).tolist()
+        held = -(-after // block_size)
         # Anything before the first scheduled token may have left the table.
-        first = data.draw(st.integers(0, min(held, local_length(done, world, rank) // block_size)))
+        first = data.draw(st.integers(0, min(held, before // block_size)))
         firsts.append(first)
         tables.append(data.draw(st.lists(st.integers(1, 2**24), min_size=held - first, max_size=held - first)))
     columns = max(1, *map(len, tables)) + data.draw(st.integers(0, 2))
@@ -54,8 +49,8 @@ def test_against_a_loop(data):
     slot_mapping(
         padded,
         torch.tensor(firsts, dtype=torch.int32),
-        torch.from_numpy(request_indices(scheduled)).long(),
-        torch.from_numpy(token_positions(scheduled, computed)),
+        torch.from_numpy(query_start_loc(scheduled)),
+        torch.tensor(computed, dtype=torch.int32),
         block_size,
         out,
         world=world,
@@ -68,34 +63,26 @@ def test_slots_do_not_overflow_int32():
     out = torch.zeros(1, dtype=torch.int64)
     table = torch.tensor([[2**31 - 1]], dtype=torch.int32)
     zero = torch.zeros(1, dtype=torch.int32)
-    slot_mapping(table, zero, zero.long(), torch.tensor([15]), 16, out)
+    slot_mapping(table, zero, ONE_TOKEN, torch.tensor([15], dtype=torch.int32), 16, out)
     assert out.item() == (2**31 - 1) * 16 + 15
 
 
 @given(st.integers(0, 200), st.integers(1, 8))
 def test_local_lengths(tokens, world):
     for rank in range(world):
-        assert local_length(tokens, world, rank) == sum(i % world == rank for i in range(tokens))
+        assert local_length(np.int32([tokens]), world, rank).tolist() == [sum(i % world == rank for i in range(tokens))]
 
 
 def test_worked_examples():
     out = torch.zeros(1, dtype=torch.int64)
     table = torch.tensor([[37, 12, 44]], dtype=torch.int32)
     zero = torch.zeros(1, dtype=torch.int32)
-    slot_mapping(table, zero, zero.long(), torch.tensor([7]), 16, out)
+    slot_mapping(table, zero, ONE_TOKEN, torch.tensor([7], dtype=torch.int32), 16, out)
     assert out.tolist() == [599]
-    blocks, offsets = split_slots(np.array([958, 714, 238, 427]), 128)
-    assert (blocks.tolist(), offsets.tolist()) == ([7, 5, 1, 3], [62, 74, 110, 43])
     assert query_start_loc([2, 3, 1]).tolist() == [0, 2, 5, 6]
-    assert request_indices([2, 5, 3]).tolist() == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
     assert query_start_loc([2, 5, 3])[1:].tolist() == [2, 7, 10]
     assert token_positions([2, 5, 3], [0, 0, 0]).tolist() == [0, 1, 0, 1, 2, 3, 4, 0, 1, 2]
     assert dummy_split(16, 6) == [2, 2, 2, 2, 2, 6]
-
-
-def test_padding_has_no_block():
-    blocks, offsets = split_slots(np.array([-1, 5]), 4)
-    assert (blocks.tolist(), offsets.tolist()) == ([-1, 1], [-1, 1])
 
 
 @given(st.integers(1, 300), st.integers(1, 40))

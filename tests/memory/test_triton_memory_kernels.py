@@ -5,7 +5,7 @@ import torch
 
 from kvcore.memory.kernels import block_copy
 from kvcore.memory.kernels.cache_write import write_slots
-from kvcore.memory.kernels.slot_mapping import slot_mapping, slot_mapping_of_step
+from kvcore.memory.kernels.slot_mapping import slot_mapping
 
 pytest.importorskip("triton")
 
@@ -23,16 +23,16 @@ def slots_by_loop(table, first_block, starts, computed, size, world, rank, capac
 
 @pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 0), (2, 1), (3, 2)])
 @pytest.mark.parametrize("interpret", [False, True])
-def test_slots_from_starts_and_from_positions(world, rank, interpret):
+def test_slots_from_query_starts(world, rank, interpret):
     size, capacity = 4, 40
-    computed, scheduled, first = [5, 0, 17, 8], [1, 9, 3, 8], [0, 0, 1, 2 if world == 1 else 0]
+    computed, first = [5, 0, 17, 8], [0, 0, 1, 2 if world == 1 else 0]
     starts = [0, 1, 10, 13, 21]
     table = torch.randperm(4 * 6, generator=torch.Generator().manual_seed(1)).int().view(4, 6) + 3
     want = slots_by_loop(table, first, starts, computed, size, world, rank, capacity)
     first_block = torch.tensor(first, dtype=torch.int32)
     out = torch.full((capacity,), 99, dtype=torch.int64)
     ranks = {"world": world, "rank": rank, "interpret": interpret}
-    slot_mapping_of_step(
+    slot_mapping(
         table,
         first_block,
         torch.tensor(starts, dtype=torch.int32),
@@ -41,11 +41,6 @@ def test_slots_from_starts_and_from_positions(world, rank, interpret):
         out,
         **ranks,
     )
-    assert out.tolist() == want
-    rows = torch.tensor([s for s, n in enumerate(scheduled) for _ in range(n)])
-    positions = torch.tensor([c + i for c, n in zip(computed, scheduled, strict=True) for i in range(n)])
-    out.fill_(99)
-    slot_mapping(table, first_block, rows, positions, size, out, **ranks)
     assert out.tolist() == want
 
 

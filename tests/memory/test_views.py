@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import canary
+from support.poison import fill_poison
 
 from kvcore.errors import CapacityError, ConfigError, LayoutError
 from kvcore.memory.arena import Arena
-from kvcore.memory.poison import fill_poison, poison_blocks
-from kvcore.memory.views import field_tensor, field_tensors, logical_view, stacked_fields
+from kvcore.memory.poison import poison_blocks
+from kvcore.memory.views import field_tensor, field_tensors, logical_view
 from kvcore.plan.config import FieldView
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.content import KVHeads
@@ -179,19 +180,13 @@ def test_gpt2(plans, block, kernel):
     if block == 16:
         assert (config.kv_cache_groups[0].page_bytes, blocks, tensor.nbytes) == (49_152, 18_545, 911_523_840)
     arena = Arena(config.total_bytes)  # pages that nobody touches take no memory
-    stacked = stacked_fields(arena, config, CacheId(0))
     count = blocks if kernel is None else 2 * blocks
-    assert stacked.shape == (2, count, 16, 12, 64)
-    assert stacked.is_contiguous()
     keys, values = field_tensors(arena, config, CacheId(0)).values()
-    assert keys.data_ptr() == stacked[0].data_ptr()
-    assert values.data_ptr() == stacked[1].data_ptr()
-
-
-def test_stacking_block_first_is_refused(plans):
-    config = plans.build("hnd_ratio_2")
-    with pytest.raises(LayoutError, match="stack"):
-        stacked_fields(Arena(config.total_bytes), config, CacheId(0))
+    # One run each, the second behind the first: together [2, N, 16, 12, 64] without a gap.
+    assert keys.shape == values.shape == (count, 16, 12, 64)
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    assert values.data_ptr() - keys.data_ptr() == keys.numel() * keys.itemsize
 
 
 def test_logical_order_is_a_permutation(plans):

@@ -12,59 +12,6 @@ BLOCK = 256
 def slot_mapping(
     table_SN: torch.Tensor,
     first_block_S: torch.Tensor,
-    rows_T: torch.Tensor,
-    positions_T: torch.Tensor,
-    block_size: int,
-    out_T: torch.Tensor,
-    *,
-    world: int = 1,
-    rank: int = 0,
-    interpret: bool = False,
-) -> None:
-    """The slot of every token: ``block * block_size + offset``; -1 where another rank owns the token.
-
-    Token i lies on rank ``i % world`` at local position ``i // world``.
-
-    Args:
-        table_SN: int32 [S, columns] block ids; column 0 is block `first_block_S` of the sequence.
-        first_block_S: int32 [S].
-        rows_T: int [T] row of each token.
-        positions_T: int [T] position of each token in its sequence.
-        block_size: Tokens of the table's blocks.
-        out_T: int64 [at least T], written; entries after T become -1 (padding).
-        world: Ranks that the context is interleaved over.
-        rank: This rank.
-        interpret: Run the Triton kernel in its interpreter.
-    """
-    tokens = len(positions_T)
-    launcher = launcher_for(table_SN.device, interpret)
-    if launcher is None:
-        _in_torch(table_SN, first_block_S, rows_T, positions_T, block_size, out_T[:tokens], world, rank)
-        out_T[tokens:] = -1
-        return
-    from kvcore.memory.kernels.triton_kernels import slots_of_tokens
-
-    args = {
-        "table_ptr": table_SN,
-        "table_stride": table_SN.stride(0),
-        "first_block_ptr": first_block_S,
-        "rows_ptr": rows_T,
-        "positions_ptr": positions_T,
-        "out_ptr": out_T,
-        "tokens": tokens,
-        "total": len(out_T),
-        "block_size": block_size,
-        "columns": table_SN.shape[1],
-        "world": world,
-        "rank": rank,
-        "BLOCK": BLOCK,
-    }
-    launcher(slots_of_tokens, (-(-len(out_T) // BLOCK),), args, num_warps=4)
-
-
-def slot_mapping_of_step(
-    table_SN: torch.Tensor,
-    first_block_S: torch.Tensor,
     query_start_loc: torch.Tensor,
     num_computed_S: torch.Tensor,
     block_size: int,
@@ -74,30 +21,28 @@ def slot_mapping_of_step(
     rank: int = 0,
     interpret: bool = False,
 ) -> None:
-    """The same from query starts alone, with nothing per token to upload.
+    """The slot of every token: ``block * block_size + offset``; -1 where another rank owns the token.
+
+    Token i of a sequence lies on rank ``i % world`` at local position ``i // world``.
 
     Args:
-        table_SN: int32 [S, columns], as for `slot_mapping`.
+        table_SN: int32 [S, columns] block ids; column 0 is block `first_block_S` of the sequence.
         first_block_S: int32 [S].
         query_start_loc: int32 [S + 1] prefix sums of the step's tokens.
         num_computed_S: int32 [S] position of each sequence's first token in this step.
         block_size: Tokens of the table's blocks.
-        out_T: int64 [capacity], written whole: entries after the last token become -1 (padding).
+        out_T: int64 [at least the step's tokens], written whole: entries after the last token become -1 (padding).
         world: Ranks that the context is interleaved over.
         rank: This rank.
         interpret: Run the Triton kernel in its interpreter.
     """
     launcher = launcher_for(table_SN.device, interpret)
-    seqs = len(query_start_loc) - 1
     if launcher is None:
-        counts_S = query_start_loc.diff()
-        rows_T = torch.repeat_interleave(torch.arange(seqs, device=counts_S.device), counts_S)
-        shift_S = num_computed_S - query_start_loc[:-1]
-        positions_T = torch.arange(len(rows_T), device=counts_S.device) + shift_S[rows_T]
-        slot_mapping(table_SN, first_block_S, rows_T, positions_T, block_size, out_T, world=world, rank=rank)
+        _in_torch(table_SN, first_block_S, query_start_loc, num_computed_S, block_size, out_T, world, rank)
         return
     from kvcore.memory.kernels.triton_kernels import slots_of_sequences
 
+    seqs = len(query_start_loc) - 1
     args = {
         "table_ptr": table_SN,
         "table_stride": table_SN.stride(0),
@@ -119,13 +64,18 @@ def slot_mapping_of_step(
 def _in_torch(
     table_SN: torch.Tensor,
     first_block_S: torch.Tensor,
-    rows_T: torch.Tensor,
-    positions_T: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_computed_S: torch.Tensor,
     block_size: int,
     out_T: torch.Tensor,
     world: int,
     rank: int,
 ) -> None:
+    counts_S = query_start_loc.diff()
+    rows_T = torch.repeat_interleave(counts_S)
+    positions_T = torch.arange(len(rows_T)) + (num_computed_S - query_start_loc[:-1])[rows_T]
+    out_T[len(rows_T) :] = -1
+    out_T = out_T[: len(rows_T)]
     local_T = positions_T if world == 1 else positions_T.div(world, rounding_mode="floor")
     columns_T = local_T.div(block_size, rounding_mode="floor") - first_block_S[rows_T]
     if world > 1:

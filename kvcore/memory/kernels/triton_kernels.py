@@ -20,32 +20,6 @@ def slot_of(table_row_ptr, first_block, position, block_size, columns, world, ra
     return tl.where(ok & (position % world == rank), slot, -1)
 
 
-@triton.jit(do_not_specialize=["tokens", "total", "columns"])
-def slots_of_tokens(
-    table_ptr,
-    table_stride,
-    first_block_ptr,
-    rows_ptr,
-    positions_ptr,
-    out_ptr,
-    tokens,
-    total,
-    block_size,
-    columns,
-    world,
-    rank,
-    BLOCK: tl.constexpr,
-):
-    """One program: BLOCK tokens, each with its row and position; those after `tokens` become -1."""
-    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = t < tokens
-    row = tl.load(rows_ptr + t, mask=ok, other=0).to(tl.int64)
-    position = tl.load(positions_ptr + t, mask=ok, other=0).to(tl.int64)
-    first = tl.load(first_block_ptr + row, mask=ok, other=0)
-    slot = slot_of(table_ptr + row * table_stride, first, position, block_size, columns, world, rank, ok)
-    tl.store(out_ptr + t, slot, mask=t < total)
-
-
 @triton.jit(do_not_specialize=["seqs", "total", "columns"])
 def slots_of_sequences(
     table_ptr,

@@ -27,8 +27,6 @@ _WRITE = (
 
 UNITS = ("*i64", "*i32", "*i16", "*i8")
 SIGNATURES = [
-    ("slots_of_tokens", _slots({"rows_ptr": "*i64", "positions_ptr": "*i64"}, "tokens"), {"BLOCK": 256}),
-    ("slots_of_tokens", _slots({"rows_ptr": "*i32", "positions_ptr": "*i32"}, "tokens"), {"BLOCK": 256}),
     ("slots_of_sequences", _slots({"starts_ptr": "*i32", "computed_ptr": "*i32"}, "seqs"), {"BLOCK": 256}),
     *(
         (
