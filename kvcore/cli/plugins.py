@@ -3,7 +3,7 @@
 # ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcore.cli.commands import Command
@@ -47,8 +47,8 @@ def _row(record: PluginRecord, registry: Registry, options: dict[str, Any]) -> d
     from kvcore.registry.registry import told
 
     state, reason = ("broken", record.reason) if record.broken else ("ok", None)
+    mine = [name for name, origin in registry.origins.items() if origin is record]
     if not record.broken:
-        mine = [name for name, origin in registry.origins.items() if origin is record]
         missing: list[str] = []
         for name in mine:
             spec = registry.backends[name]
@@ -67,4 +67,5 @@ def _row(record: PluginRecord, registry: Registry, options: dict[str, Any]) -> d
         "state": state,
         "reason": reason,
         "provides": list(record.provides),
+        "options": {name: asdict(options.get(name, registry.backends[name].Config())) for name in mine},
     }

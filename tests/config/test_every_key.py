@@ -54,6 +54,8 @@ OTHER = {
     "model.chat": "false",
     "model.package": "other==1",
     "model.cpu_dtype": "bfloat16",
+    "model.dtype": "float16",
+    "chat": "never",
     "model.geometry": "{num_hidden_layers: 3}",
     "model.parameters": "99",
     "cache.block_size": "64",
@@ -233,24 +235,77 @@ def test_every_key_of_run_reaches_the_engine_or_what_it_is_asked():
     assert not idle
 
 
+@pytest.mark.parametrize("name", ["plugins", "env"])
+def test_every_key_of_the_listing_commands_changes_what_is_said(name):
+    idle = []
+    for key in all_keys(installed(), command(name).root):
+        words = ("device=h100-80gb",) if key.path.startswith("device.") else ()
+        before = answer(name, *words, "output=json")
+        if before == answer(name, *words, "output=json", f"{key.path}={other_value(key)}"):
+            idle.append((key.path, other_value(key)))
+    assert not idle
+
+
+def record(monkeypatch, module, name) -> list:
+    """What a command asks of the function that does its work, which is then enough."""
+    asked = []
+
+    def recorder(*args, registry=None, report=None, progress=None, **named):
+        asked.append((args, named))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(module, name, recorder)
+    return asked
+
+
+def check_that_every_key_arrives(name, asked, words_of):
+    for key in all_keys(installed(), command(name).root):
+        # What is made of the answer (tests/cli look at it), what is read where weights are fetched, what observers
+        # write, and what is switched on already where the device is missing.
+        if key.path in ("output", "html", "model.name", "model.package", "plugins.metrics.jsonl"):
+            continue
+        if key.path.endswith((".emulate", ".interpret")):
+            continue
+        words = [w for w in words_of(key) if w.partition("=")[0] != key.path]
+        main([name, *words])
+        assert main([name, *words, f"{key.path}={other_value(key)}"]) == 2
+        # A value that is refused does not come as far: twice asked, or once and told why.
+        assert len(asked) == 1 or (len(asked) == 2 and repr(asked[0]) != repr(asked[1])), key.path
+        asked.clear()
+
+
 def test_every_key_of_conform_reaches_the_kit(monkeypatch, tmp_path):
     from kvcore.testing.report import conform as kit
 
-    asked = []
-
-    def record(names, *, level, where, options, facts, registry, report):
-        asked.append((names, level, where, options, facts))
-        raise ConfigError("enough")
-
-    monkeypatch.setattr(kit, "conform", record)
     monkeypatch.chdir(tmp_path)
-    for key in all_keys(installed(), command("conform").root):
-        if key.path in ("html", "output") or key.path.startswith("device."):
-            continue
-        words = ["device=cpu", "backend=torch"][: 1 if key.path == "backend" else 2]
-        main(["conform", *words])
-        said = main(["conform", *words, f"{key.path}={other_value(key)}"])
-        assert said == 2
-        # A value that an option refuses does not come as far: twice asked, or once and told why.
-        assert len(asked) == 1 or asked[0] != asked[1], key.path
-        asked.clear()
+    asked = record(monkeypatch, kit, "conform")
+    check_that_every_key_arrives("conform", asked, lambda key: ("device=cpu", "backend=torch"))
+
+
+def test_every_key_of_bench_reaches_what_is_measured(monkeypatch):
+    from kvcore.testing.bench import rows, timing
+
+    monkeypatch.setattr(timing, "copy_bandwidth", lambda device, size: 1e9)
+    asked = record(monkeypatch, rows, "write_row")
+    monkeypatch.setattr(rows, "attention_row", rows.write_row)
+
+    def words(key):
+        backend = re.match(r"backends\.(\w+)\.", key.path)
+        return "device=cpu", "what=write", "model.dtype=bfloat16", f"backend={backend[1] if backend else 'torch'}"
+
+    check_that_every_key_arrives("bench", asked, words)
+
+
+def test_every_key_of_diff_reaches_what_is_compared(monkeypatch):
+    from kvcore.config import build as building
+    from kvcore.diff import model
+
+    real = building.build
+    monkeypatch.setattr(building, "build", lambda composed, registry, **_: real(composed, registry, purpose="plan"))
+    asked = record(monkeypatch, model, "diff_model")
+
+    def words(key):
+        # Kernels run on the device that is here; facts of another are for planning, and refused.
+        return "a=torch", "b=torch", *(w for w in beside(key) if not w.startswith(("device=", "backend=")))
+
+    check_that_every_key_arrives("diff", asked, words)
