@@ -9,6 +9,7 @@ from kvcore.errors import ConfigError
 from kvcore.replay.series import Sample
 
 FORMATS = (".svg", ".png")
+LEGEND = {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": "small", "frameon": False}
 COLOURS = {"used": "#0072b2", "pending": "#e69f00", "reusable": "#56b4e9", "empty": "#e8e8e8"}  # told apart by all eyes
 
 
@@ -53,15 +54,15 @@ def draw(samples: Sequence[Sample], path: Path, title: str) -> None:
         hits.plot(seconds, [100 * s.hit_rate if s.hit_rate is not None else float("nan") for s in samples], lw=1)
         totals = [100 * s.cached_tokens / s.prompt_tokens if s.prompt_tokens else float("nan") for s in samples]
         hits.plot(seconds, totals, lw=2)
-        hits.legend(("since the last sample", "since the start"), loc="upper right", fontsize="small")
+        hits.legend(("since the last sample", "since the start"), **LEGEND)
         hits.set(ylabel="prompt tokens\nfrom the cache, %", ylim=(0, 100))
         rows = [[getattr(s, f"blocks_{state}") for s in samples] for state in COLOURS]
         blocks.stackplot(seconds, rows, labels=COLOURS, colors=COLOURS.values())
-        blocks.legend(loc="upper right", fontsize="small")
+        blocks.legend(**LEGEND)
         blocks.set(ylabel="blocks", ylim=(0, None))
         queue.plot(seconds, [s.waiting for s in samples], lw=1, label="waiting")
         queue.plot(seconds, [s.running for s in samples], lw=1, label="running")
-        queue.legend(loc="upper right", fontsize="small")
+        queue.legend(**LEGEND)
         queue.set(ylabel="requests", ylim=(0, None))
         waste.plot(seconds, [100 * s.waste for s in samples], lw=1)
         waste.set(ylabel="slots in used blocks\nwithout a token, %", xlabel="simulated seconds", ylim=(0, None))
