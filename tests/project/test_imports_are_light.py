@@ -17,6 +17,7 @@ HEAVY = (
     "triton",
     "flash_attn",
     "flashinfer",
+    "vllm",
     "safetensors",
 )
 
@@ -42,7 +43,7 @@ def test_nothing_heavy(statement: str) -> None:
     assert loaded_after(statement) == set()
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer"])
+@pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer", "vllm_cpu"])
 def test_declarations_import_neither_torch_nor_their_library(backend: str) -> None:
     heavy = loaded_after(f"import kvcore_{backend}.plugin, kvcore_{backend}.declaration")
     assert heavy <= {"pluggy"}

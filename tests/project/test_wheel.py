@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-BACKENDS = ("kvcore_torch", "kvcore_triton", "kvcore_flash_attn", "kvcore_flashinfer")
+BACKENDS = ("kvcore_torch", "kvcore_triton", "kvcore_flash_attn", "kvcore_flashinfer", "kvcore_vllm_cpu")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,10 @@ def test_wheel_declares_its_requirements(scratch: Scratch) -> None:
     plain = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     for library in ("torch>=2.11", "transformers~=5.24", "pluggy", "hydra-core"):
         assert any(r.startswith(library) for r in plain), library
-    assert not [r for r in plain if r.startswith(("triton", "flash-attn", "flashinfer"))]
-    assert {"triton", "flashinfer", "flash-attn", "all", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert not [r for r in plain if r.startswith(("triton", "flash-attn", "flashinfer", "vllm"))]
+    assert {"triton", "flashinfer", "flash-attn", "vllm-cpu", "all", "dev"} <= set(
+        metadata.get_all("Provides-Extra", [])
+    )
 
 
 def test_code_configuration_and_entry_points_come_from_the_wheel(scratch: Scratch, repo: Path) -> None:
@@ -112,7 +114,7 @@ print(json.dumps({
     assert found["distribution"].rstrip("/") == site
     assert "editable" not in found["editable"]
     assert not [p for p in found["path"] if p and Path(p) in (repo, repo / "backends", repo / "plugins")]
-    assert {"torch", "triton", "flash_attn", "flashinfer", "metrics"} <= set(found["entry_points"])
+    assert {"torch", "triton", "flash_attn", "flashinfer", "vllm_cpu", "metrics"} <= set(found["entry_points"])
 
 
 PLAN = ("kvcore", "plan", "output=json", "cache.memory=512MiB", "device=cpu")

@@ -78,7 +78,7 @@ def of(registry, dist):
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("name", ["torch", "triton", "flash_attn", "flashinfer"])
+@pytest.mark.parametrize("name", ["torch", "triton", "flash_attn", "flashinfer", "vllm_cpu"])
 def test_a_stranger_that_claims_a_backend_of_ours_is_left_out_and_named(name, first):
     claim = type("Claim", (Claims,), {"name": name})
     mine = type("Mine", (Claims,), {"name": "mine"})

@@ -72,7 +72,7 @@ def check_no_torch(context: Context) -> Measure:
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"import importlib; importlib.import_module({spec.__module__!r}); "
-        "print(*[m for m in ('torch', 'triton', 'flash_attn', 'flashinfer') if m in sys.modules])"
+        "print(*[m for m in ('torch', 'triton', 'flash_attn', 'flashinfer', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
