@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvcore.cli.commands import Command
+from kvcore.cli.commands import Command, backends_as_list
 from kvcore.cli.result import Job, Result
 from kvcore.config.schema import DeviceRoot, node
 from kvcore.errors import BackendUnsupportedError, ConfigError, NotBuiltError
@@ -29,14 +29,20 @@ class ModelKeys:
 
 @dataclass(frozen=True)
 class Keys(DeviceRoot):
-    """A backend, and what is measured of it."""
+    """Backends, and what is measured of them."""
 
-    backend: str = key("auto", "the backend that is measured")
+    backend: tuple[str, ...] = key(("auto",), "the backend that is measured, or A,B: each beside the others")
     model: ModelKeys = node(ModelKeys)
     what: str | None = key(None, "what is measured: attention or write")
 
 
-COMMAND = Command("bench", "ratios against named baselines", Keys, usage="what=attention|write [KEY=VALUE ...] [-m]")
+COMMAND = Command(
+    "bench",
+    "ratios against named baselines",
+    Keys,
+    usage="what=attention|write [backend=NAME | backend=A,B] [KEY=VALUE ...] [-m]",
+    rewrite=backends_as_list,
+)
 
 
 def execute(job: Job[Keys]) -> Result:
@@ -63,24 +69,25 @@ def execute(job: Job[Keys]) -> Result:
     facts = device_of(job.composed, present=True)
     with Display() as display:
         display.stage("importing torch")
-        from kvcore.testing.bench.rows import attention_row, large_shapes, small_shapes, table, write_row
+        from kvcore.testing.bench.rows import attention_rows, large_shapes, small_shapes, table, write_rows
         from kvcore.testing.bench.timing import copy_bandwidth
 
-        target = _target(job, facts)
-        device = target.device
+        targets = [_target(job, facts, name) for name in config.backend]
+        device = targets[0].device
         bandwidth = copy_bandwidth(device, 1 << (30 if device == "cuda" else 27))
         dtype = config.model.dtype if config.model.dtype != "auto" else _dtype(device)
         shapes = (large_shapes if device == "cuda" else small_shapes)(what, dtype)
-        measure = attention_row if what == "attention" else write_row
+        measure = attention_rows if what == "attention" else write_rows
         rows: list[dict[str, Any]] = []
         for i, shape in enumerate(shapes):
             display.stage(f"{what} {i + 1} of {len(shapes)}")
-            if target.spec.unsupported(shape.attention_query(), target.options) is None:
-                rows.append(measure(shape, target, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"]))
+            able = [t for t in targets if t.spec.unsupported(shape.attention_query(), t.options) is None]
+            if able:
+                rows += measure(shape, able, bandwidth, ROUNDS["cuda" if device == "cuda" else "cpu"])
     document = {
         "what": what,
         "device": facts.name or facts.kind,
-        "proof": target.spec.proof(target.options, facts),
+        "proof": ", ".join(dict.fromkeys(t.spec.proof(t.options, facts) for t in targets)),
         "copy_gb_per_s": bandwidth / 1e9,
         "rows": rows,
     }
@@ -92,14 +99,14 @@ def _dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" else "float32"
 
 
-def _target(job: Job[Keys], facts: Any) -> Any:
+def _target(job: Job[Keys], facts: Any, backend: str) -> Any:
     """The backend asked for; `auto` takes the first by priority that runs here without a stand-in."""
     from kvcore.testing.cases.base import switch_on
     from kvcore.testing.cases.planning import Target
 
     config, registry = job.composed.config, job.registry
-    names = [config.backend]
-    if config.backend == "auto":
+    names = [backend]
+    if backend == "auto":
         rank = {n: s.priority.get(facts.kind, 0) for n, s in registry.backends.items()}
         names = sorted(registry.backends, key=lambda n: (-rank[n], n))
     reasons: dict[str, str] = {}
@@ -108,13 +115,13 @@ def _target(job: Job[Keys], facts: Any) -> Any:
         target: Target
         target, missing = switch_on(spec, config.backends.get(name, spec.Config()), facts)
         chosen = target.options == config.backends.get(name, spec.Config())
-        if missing is None and (chosen or config.backend != "auto"):
+        if missing is None and (chosen or backend != "auto"):
             return target
         reasons[name] = missing or "only with a stand-in for the device"
     raise BackendUnsupportedError(
         "no backend can be measured here",
         field="backend",
-        got=config.backend,
+        got=backend,
         allowed=reasons,
         remedy="choose another backend, such as backend=torch",
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvcore.cli.result import Job, Result
 from kvcore.config.schema import Root
+from kvcore.errors import ConfigError
 
 NAMES = ("run", "plan", "backends", "plugins", "layout", "env", "conform", "diff", "bench", "replay")
 
@@ -43,3 +44,21 @@ def command(name: str) -> Command:
     """The command of a name, one of `NAMES`."""
     found: Command = import_module(f"kvcore.cli.{name}").COMMAND
     return found
+
+
+def backends_as_list(overrides: Sequence[str]) -> list[str]:
+    """``backend=a,b`` as a list: one run over several backends, where another command would need -m.
+
+    Raises:
+        ConfigError: ``backend=`` is given twice, or names nothing.
+    """
+    given = [o for o in overrides if o.startswith("backend=")]
+    names = [n.strip() for o in given for n in o.partition("=")[2].strip("'\"[] ").split(",")]
+    if len(given) > 1 or not all(names):
+        raise ConfigError(
+            "name the backends once, with commas between them",
+            field="backend",
+            got=" ".join(given),
+            allowed="backend=NAME or backend=A,B",
+        )
+    return [f"backend=[{','.join(names)}]" if o in given else o for o in overrides]

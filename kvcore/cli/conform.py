@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvcore.cli.commands import Command
+from kvcore.cli.commands import Command, backends_as_list
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.schema import DeviceRoot, node
 from kvcore.errors import ConfigError
@@ -50,30 +49,12 @@ class Keys(DeviceRoot):
     html: str | None = key(None, "file for the cross-backend matrix, as one HTML page")
 
 
-def as_list(overrides: Sequence[str]) -> list[str]:
-    """``backend=a,b`` as a list: one run over several backends, where another command would need -m.
-
-    Raises:
-        ConfigError: ``backend=`` is given twice, or names nothing.
-    """
-    given = [o for o in overrides if o.startswith("backend=")]
-    names = [n.strip() for o in given for n in o.partition("=")[2].strip("'\"[] ").split(",")]
-    if len(given) > 1 or not all(names):
-        raise ConfigError(
-            "name the backends once, with commas between them",
-            field="backend",
-            got=" ".join(given),
-            allowed="backend=NAME, backend=A,B or backend=all",
-        )
-    return [f"backend=[{','.join(names)}]" if o in given else o for o in overrides]
-
-
 COMMAND = Command(
     "conform",
     "the conformance kit: proves attention backends right, case by case",
     Keys,
     usage="[backend=NAME | backend=A,B | backend=all] [KEY=VALUE ...] [-m]",
-    rewrite=as_list,
+    rewrite=backends_as_list,
 )
 
 

@@ -44,6 +44,36 @@ def test_rows(what, capsys):
     assert (first["bytes"], quantized["bytes"]) == want
 
 
+@pytest.mark.parametrize("what", ["attention", "write"])
+def test_backends_in_one_table_each_beside_the_others(what, monkeypatch, capsys):
+    monkeypatch.setattr(rows, "small_shapes", lambda what, dtype: [Shape(1, 20, **BASE)])
+    argv = ["bench", f"what={what}", "device=cpu", "backend=torch,triton"]
+    assert main([*argv, "output=json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["proof"] == "device, interpreter"
+    mine, theirs = document["rows"]
+    assert (mine["backend"], theirs["backend"]) == ("torch", "triton")
+    other = "sdpa, contiguous" if what == "attention" else "index_put"
+    assert set(mine["peers"]) == {"backend triton", other}
+    assert set(theirs["peers"]) == {"backend torch", other}
+    # Timed once, in the same rounds: both rows tell of the same three figures.
+    assert mine["peers"]["backend triton"]["ms"] == theirs["ms"]
+    assert theirs["peers"]["backend torch"]["ms"] == mine["ms"]
+    assert mine["peers"][other]["ms"] == theirs["peers"][other]["ms"]
+    assert theirs["peers"]["backend torch"]["ratio"] == pytest.approx(mine["ms"] / theirs["ms"])
+    assert main(argv) == 0
+    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()[2:]} == {"torch", "triton"}
+
+
+def test_a_backend_is_measured_on_what_it_serves_and_named_once(monkeypatch, capsys):
+    monkeypatch.setattr(rows, "small_shapes", lambda what, dtype: [Shape(1, 20, **BASE | {"dtype": "float64"})])
+    assert main(["bench", "what=write", "device=cpu", "backend=triton,torch", "output=json"]) == 0
+    assert [r["backend"] for r in json.loads(capsys.readouterr().out)["rows"]] == ["torch"]
+    for argv in (["backend=torch", "backend=triton"], ["backend=torch,"]):
+        assert main(["bench", "what=write", "device=cpu", *argv]) == 2
+        assert "name the backends once" in capsys.readouterr().err
+
+
 def test_for_people_and_only_what_runs_here(capsys):
     assert main(["bench", "what=write", "device=cpu"]) == 0
     assert "of limit" in capsys.readouterr().out

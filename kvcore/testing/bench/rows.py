@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvcore.testing.bench.peers import NAMES, peers
+from kvcore.testing.bench.peers import NAMES, Call, peers
 from kvcore.testing.bench.problem import Problem, Shape
 from kvcore.testing.bench.timing import interleaved
 from kvcore.testing.cases.planning import Target
@@ -16,28 +16,56 @@ Row = dict[str, Any]
 
 def attention_row(shape: Shape, target: Target, bandwidth: float, rounds: int, names: Collection[str] = NAMES) -> Row:
     """Attention of one shape, beside the peers among `names` that run it here."""
-    problem = Problem(shape, target)
-    others = peers(problem, names)
-    seconds = interleaved({"ours": problem.attend} | others.calls, rounds, problem.device)
-    mine = seconds.pop("ours")
-    row = _row("attention", shape, target, mine, shape.read_bytes(), bandwidth)
-    row["tflops"] = shape.flops() / mine / 1e12
-    row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
-    row["peers_failed"] |= others.failed
-    return row
+    return attention_rows(shape, [target], bandwidth, rounds, names)[0]
+
+
+def attention_rows(
+    shape: Shape, targets: Sequence[Target], bandwidth: float, rounds: int, names: Collection[str] = NAMES
+) -> list[Row]:
+    """Attention of one shape on several backends, each beside the others and the peers, timed in the same rounds."""
+    problems = {str(t.spec.name): Problem(shape, t) for t in targets}
+    others = peers(next(iter(problems.values())), names)
+    ours = {name: problem.attend for name, problem in problems.items()}
+    rows = _beside("attention", shape, targets, ours, others.calls, bandwidth, rounds, shape.read_bytes())
+    for row in rows:
+        row["tflops"] = shape.flops() / row["ms"] / 1e9
+        row["peers_failed"] |= others.failed
+    return rows
 
 
 def write_row(shape: Shape, target: Target, bandwidth: float, rounds: int) -> Row:
     """The cache write of one shape, beside torch's own indexed store of the same bytes."""
-    problem = Problem(shape, target)
-    calls = {"ours": problem.write}
-    if shape.quant is None:
-        calls["index_put"] = _index_put(problem)
-    seconds = interleaved(calls, rounds, problem.device)
-    mine = seconds.pop("ours")
-    row = _row("write", shape, target, mine, shape.written_bytes(), bandwidth)
-    row["peers"] = {name: {"ms": 1e3 * t, "ratio": t / mine} for name, t in seconds.items()}
-    return row
+    return write_rows(shape, [target], bandwidth, rounds)[0]
+
+
+def write_rows(shape: Shape, targets: Sequence[Target], bandwidth: float, rounds: int) -> list[Row]:
+    """The cache write of one shape on several backends, each beside the others and torch's indexed store."""
+    problems = {str(t.spec.name): Problem(shape, t) for t in targets}
+    ours = {name: problem.write for name, problem in problems.items()}
+    others = {} if shape.quant is not None else {"index_put": _index_put(next(iter(problems.values())))}
+    return _beside("write", shape, targets, ours, others, bandwidth, rounds, shape.written_bytes())
+
+
+def _beside(
+    what: str,
+    shape: Shape,
+    targets: Sequence[Target],
+    ours: Mapping[str, Call],
+    others: Mapping[str, Call],
+    bandwidth: float,
+    rounds: int,
+    nbytes: int,
+) -> list[Row]:
+    """A row a backend; a library that is a peer and one that is behind a backend may have one name."""
+    calls = {f"backend {name}": call for name, call in ours.items()} | dict(others)
+    seconds = interleaved(calls, rounds, targets[0].device)
+    rows = []
+    for target in targets:
+        me = f"backend {target.spec.name}"
+        row = _row(what, shape, target, seconds[me], nbytes, bandwidth)
+        row["peers"] = {n: {"ms": 1e3 * t, "ratio": t / seconds[me]} for n, t in seconds.items() if n != me}
+        rows.append(row)
+    return rows
 
 
 def _index_put(problem: Problem) -> Any:
