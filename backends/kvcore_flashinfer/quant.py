@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvcore.backend import AttentionLayer, CacheId
+from kvcore.backend import AttentionLayer, CacheId, dtype
 
 Kept = tuple[torch.Tensor | None, torch.Tensor | None, float, float]
 
@@ -15,11 +15,10 @@ def encode(
     layer: AttentionLayer, tensors: Mapping[str, torch.Tensor], cache: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The codes of keys and values [T, K, D], beyond the format's range its largest finite one."""
-    codes = {}
+    codes, top = {}, dtype(layer.query.cache_dtype).largest
     for name in ("k", "v"):
         scale: torch.Tensor = getattr(layer, f"{name}_scale")
         stored, values = cache[name].dtype, tensors[name].float()
-        top = torch.finfo(stored).max
         codes[name] = (values / scale).clamp_(-top, top).to(stored)
     return codes
 

@@ -18,7 +18,6 @@ SCALES = {None: 0, "tensor": 1, "head": 1, "token_head": 2}
 WRITE_ELEMENTS, WRITE_HEADS = 2048, 8
 # Widest load or store of a thread; the layouts align every page and field to as much.
 VECTOR_BYTES = 16
-INT8_TOP = 127.0
 
 
 class Strides(NamedTuple):
@@ -155,5 +154,5 @@ def write_constants(layer: AttentionLayer, target: Target) -> dict[str, Any]:
     found["UNIT"], found["FIELD_UNIT"] = units(layer)
     found["SCALES"] = SCALES[layer.query.quant]
     found["FORMAT"] = 0 if layer.query.quant is None else (1 if fp8 is None else 2)
-    kind = fp8 or Fp8("", "", INT8_TOP, 3, 7)
+    kind = fp8 or Fp8("", "", dtype_of("int8").largest, 3, 7)
     return found | {"TOP": kind.top, "MANTISSA": kind.mantissa, "BIAS": kind.bias, "SIGNED_ZERO": kind.signed_zero}

@@ -11,21 +11,16 @@ from kvcore.memory.copy import check_blocks
 from kvcore.memory.staging import uploaded
 from kvcore.memory.views import field_tensors
 from kvcore.plan.config import KVCacheConfig
+from kvcore.spec.dtypes import dtype
 
-# Bit patterns by dtype name: a quiet NaN where the type has one, else its most extreme code.
-CODES: dict[str, tuple[torch.dtype, int]] = {
-    "float64": (torch.int64, 0x7FF8_0000_0000_0000),
-    "float32": (torch.int32, 0x7FC0_0000),
-    "float16": (torch.int16, 0x7E00),
-    "bfloat16": (torch.int16, 0x7FC0),
-    "fp8_e4m3": (torch.int8, 0x7F),
-    "fp8_e5m2": (torch.int8, 0x7F),
-    "int8": (torch.int8, -128),
-    "int4": (torch.int8, -120),  # 0x88: both halves are -8
-    "uint8": (torch.int8, -1),
-    "int32": (torch.int32, -(2**31)),
-    "int64": (torch.int64, -(2**63)),
-}
+# Integers as wide as an element, by its bits; packed types are written by the byte.
+_INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16, 8: torch.int8, 4: torch.int8}
+
+
+def poison_of(name: str) -> tuple[torch.dtype, int]:
+    """The integer dtype that views of dtype `name` are poisoned through, and the bit pattern."""
+    found = dtype(name)
+    return _INTEGERS[found.bits], found.poison
 
 
 def poison_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Sequence[int]) -> None:
@@ -49,5 +44,5 @@ def poison_blocks(arena: Arena, config: KVCacheConfig, group: int, blocks: Seque
     for cache in spec.cache_ids:
         tensors = field_tensors(arena, config, cache)
         for place in spec.layout.places:
-            integer, code = CODES[place.dtype]
+            integer, code = poison_of(place.dtype)
             tensors[place.name].view(integer).index_fill_(0, ids, code)

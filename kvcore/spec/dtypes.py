@@ -17,6 +17,8 @@ class DType:
         torch_name: Attribute of `torch` with the storage type; packed types are stored as bytes.
         is_float: Whether NaN or Inf can be written in it.
         quantized: Whether values need a scale to be read back.
+        poison: Bit pattern, as a signed integer of the element's width (of the byte for packed types), that a correct
+            program never uses: a quiet NaN where the type has one, else its most extreme code.
         largest: The largest code of a quantized type, at which writes saturate; its negative is the smallest.
     """
 
@@ -24,22 +26,23 @@ class DType:
     bits: int
     torch_name: str
     is_float: bool
+    poison: int
     quantized: bool = False
     largest: float = 0.0
 
 
 _ALL = (
-    DType("float64", 64, "float64", True),
-    DType("float32", 32, "float32", True),
-    DType("float16", 16, "float16", True),
-    DType("bfloat16", 16, "bfloat16", True),
-    DType("fp8_e4m3", 8, "float8_e4m3fn", True, quantized=True, largest=448.0),
-    DType("fp8_e5m2", 8, "float8_e5m2", True, quantized=True, largest=57344.0),
-    DType("int8", 8, "int8", False, quantized=True, largest=127.0),
-    DType("int4", 4, "uint8", False, quantized=True, largest=7.0),
-    DType("uint8", 8, "uint8", False),
-    DType("int32", 32, "int32", False),
-    DType("int64", 64, "int64", False),
+    DType("float64", 64, "float64", True, 0x7FF8_0000_0000_0000),
+    DType("float32", 32, "float32", True, 0x7FC0_0000),
+    DType("float16", 16, "float16", True, 0x7E00),
+    DType("bfloat16", 16, "bfloat16", True, 0x7FC0),
+    DType("fp8_e4m3", 8, "float8_e4m3fn", True, 0x7F, quantized=True, largest=448.0),
+    DType("fp8_e5m2", 8, "float8_e5m2", True, 0x7F, quantized=True, largest=57344.0),
+    DType("int8", 8, "int8", False, -128, quantized=True, largest=127.0),
+    DType("int4", 4, "uint8", False, -120, quantized=True, largest=7.0),  # 0x88: both halves are -8
+    DType("uint8", 8, "uint8", False, -1),
+    DType("int32", 32, "int32", False, -(2**31)),
+    DType("int64", 64, "int64", False, -(2**63)),
 )
 DTYPES = {d.name: d for d in _ALL}
 
