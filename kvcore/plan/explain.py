@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvcore.plan.config import KVCacheGroupSpec
+from kvcore.plan.terms import Term, arena_terms, remedies
 from kvcore.spec.cache_spec import shown
 from kvcore.spec.retention import Encoder
 
@@ -92,6 +94,9 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
             {"rank": c.global_rank, unit: c.num_large_pages if packed else c.num_blocks, "limiting": c is config}
             for c in plan.configs
         ],
+        "arena": [term.as_dict() for term in arena_terms(capacity)],
+        "considered": [asdict(c) for c in plan.considered],
+        "remedies": remedies(capacity, plan.needed_bytes),
         "explain": text(plan),
     }
 
@@ -134,4 +139,42 @@ def text(plan: Plan) -> str:
         f"at once, step reserve kept free: {at_once} sequences of {longest} tokens "
         f"({capacity.concurrency(longest):.2f} before rounding)"
     )
+    lines += [_where(arena_terms(capacity), at_once), *_considered(plan)]
+    changes = [f"{change['key']}={change['value']}" for change in remedies(capacity, plan.needed_bytes)]
+    if changes:
+        lines.append(f"to make it fit, any of: {', '.join(changes)}")
     return "\n".join(lines)
+
+
+_WORDS = {
+    "payload": "fields",
+    "padding": "padding",
+    "begun": "the rest of begun large pages",
+    "step": "step reserve",
+    "left": "left over",
+    "between": "between tensors",
+}
+
+
+def _where(terms: Sequence[Term], sequences: int) -> str:
+    """Every byte of the arena in one line."""
+    found: dict[str, int] = {}
+    for term in terms:
+        where = f" of group {term.group}" if term.group is not None else ""
+        found[_WORDS.get(term.name, "the null block") + where] = term.nbytes
+    parts = " + ".join(f"{nbytes} {what}" for what, nbytes in found.items())
+    return f"bytes with {sequences} whole sequences: {parts}"
+
+
+def _considered(plan: Plan) -> list[str]:
+    """What else the caches could have been planned as, and what that holds."""
+    if len(plan.considered) < 2:
+        return []
+    taken = plan.capacity.config.placement
+    said = []
+    for c in plan.considered:
+        figures = f"{c.sequences:.2f} sequences in {c.groups} groups, {size(c.needed_bytes)} for one"
+        mark = " (taken)" if c.placement == taken else ""
+        said.append(f"{c.placement}{mark}: {figures if c.refused is None else f'not possible: {c.refused}'}")
+    arena = next(c.reference_bytes for c in plan.considered if c.refused is None)
+    return [f"considered, in an arena of {size(arena)}: {'; '.join(said)}"]
