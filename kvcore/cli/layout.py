@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from kvcore.cli.commands import Command
 from kvcore.cli.result import Job, Result
-from kvcore.config.schema import FILLED, ModelRoot, ServedRoot, Unbuilt
+from kvcore.config.schema import FILLED, ONE_RANK, ModelRoot, RankedKeys, ServedRoot, Unbuilt, without
 
 
 @dataclass(frozen=True)
-class Keys(ServedRoot):
+class Keys(RankedKeys, ServedRoot):
     """A model's cache and its size."""
 
     UNUSED: ClassVar[frozenset[str]] = FILLED | {"device.name", "engine.max_num_seqs", "engine.max_num_batched_tokens"}
     UNBUILT: ClassVar[Unbuilt] = {
-        **ModelRoot.UNBUILT,
+        **without(ModelRoot.UNBUILT, ONE_RANK),
         "format": ("text", "use format=text, or output=json for the data"),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,23 @@ from kvcore.config.compose import Composed
 from kvcore.config.devices import device_facts
 from kvcore.config.home import user_path
 from kvcore.config.priorities import priorities
-from kvcore.config.schema import DeviceRoot, GeneratingKeys, ModelKeys, ModelRoot, ServedRoot
+from kvcore.config.schema import DeviceRoot, GeneratingKeys, ModelKeys, ModelRoot, RankedKeys, ServedRoot
 from kvcore.config.stated import as_stated
+from kvcore.config.weights import has_experts, stored_weights
 from kvcore.engine.planning import check_run, eviction_policy
 from kvcore.engine.settings import BackendChoice, CacheSettings, EngineSettings
 from kvcore.errors import ConfigError
-from kvcore.models.config_json import Fields, config_file, read_config
+from kvcore.models.config_json import config_file, read_config
 from kvcore.models.facts import ModelAdapter, ModelFacts
 from kvcore.models.families import adapters_by_type, model_facts
 from kvcore.models.gguf import Progress
 from kvcore.models.hub import from_hub, is_hub_id
-from kvcore.models.stated_cache import HF_SECTION, cache_statement, quantization, read_hf_quant_config
+from kvcore.models.parameters.shares import StoredWeights
+from kvcore.models.stated_cache import HF_SECTION, cache_statement, read_hf_quant_config
 from kvcore.models.stored_as import stored_as
-from kvcore.models.weights import weight_bytes
+from kvcore.plan.ranks import Ranks
 from kvcore.registry.registry import Registry
 from kvcore.registry.select import Purpose
-from kvcore.settings.units import parse_bytes
-from kvcore.spec.dtypes import nbytes
 
 log = logging.getLogger("kvcore")
 
@@ -94,25 +93,28 @@ def build(
             cache=cache,
             backend=_choice(config),
             engine=replace(config.engine, max_model_len=longest),
+            ranks=config.parallel if isinstance(config, RankedKeys) else Ranks(),
         )
 
     settings = as_stated(settings_of, config.cache, cache_statement(geometry), registry, purpose)
     # Weights take long to open; to a run their size is told only where the cache is what they leave of a device.
     given = config.cache.memory is not None or config.cache.num_blocks is not None
     read = purpose == "plan" or not (given or device.kind == "cpu")
-    facts = replace(settings.facts, weight_bytes=_weight_bytes(model, settings.facts, geometry, read=read))
-    settings = replace(settings, facts=facts)
+    weights = stored_weights(model, settings.facts, geometry, adapters, read=read)
+    facts = replace(settings.facts, weight_bytes=weights.total if isinstance(weights, StoredWeights) else None)
+    settings = replace(settings, facts=facts, weights=weights)
     notes = []
     if settings.engine.max_model_len > facts.max_model_len:
         notes.append(
             f"engine.max_model_len={settings.engine.max_model_len} is beyond the model's own limit of "
             f"{facts.max_model_len}: it can be planned, but not run"
         )
+        log.warning("%s", notes[0])
+    if purpose == "plan" and has_experts(geometry):
+        notes.append("expert and data parallel are not planned: tensor ranks share out each expert")
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
         settings = replace(settings, model_path=_directory(config.model.path, model, progress))
-    for note in notes:
-        log.warning("%s", note)
     said = config.chat if isinstance(config, GeneratingKeys) else "auto"
     chat = bool(model.chat) if said == "auto" else said == "true"
     return Built(settings, chat, model.name or "unnamed", (*facts.notes, *notes))
@@ -208,24 +210,6 @@ def _dtype(model: ModelKeys, device: DeviceFacts) -> str | None:
     if model.dtype != "auto":
         return model.dtype
     return model.cpu_dtype if device.kind == "cpu" else None
-
-
-def _weight_bytes(model: ModelKeys, facts: ModelFacts, geometry: Mapping[str, Any], *, read: bool) -> int | None:
-    """Bytes of the weights, or None where nothing tells; `read` is whether a checkpoint's headers may."""
-    if model.weight_bytes is not None:
-        return parse_bytes("model.weight_bytes", model.weight_bytes, least=1)
-    if model.parameters is not None:
-        return nbytes(facts.dtype, model.parameters)
-    if read and model.path is not None and facts.weight_bytes is None:
-        path = Path(model.path)
-        return weight_bytes(
-            path if path.is_dir() else path.parent,
-            facts.dtype,
-            tied=Fields(geometry).get("tie_word_embeddings") is True,
-            quantized=bool(quantization(Fields(geometry))),
-            layers=facts.num_layers,
-        )
-    return facts.weight_bytes
 
 
 def _max_model_len(asked: int | None, facts: ModelFacts, purpose: Purpose) -> int:

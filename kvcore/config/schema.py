@@ -14,12 +14,16 @@ from typing import Any, ClassVar
 from kvcore.engine.sampling import SamplingParams
 from kvcore.errors import ConfigError
 from kvcore.plan.capacity import Limits
+from kvcore.plan.ranks import Ranks
 from kvcore.settings.cache import DTYPES, CacheSettings
 from kvcore.settings.key import check, key
 from kvcore.settings.units import MOST_BYTES
 
 # What is named but not built: the value that says "without it", and what to do.
 Unbuilt = Mapping[str, tuple[str, str]]
+
+
+ONE_RANK: Unbuilt = {f"parallel.{k}": ("1", "use one rank") for k in ("tensor", "pipeline", "decode_context")}
 
 
 def node(kind: type, preset: str | None = None) -> Any:
@@ -102,9 +106,7 @@ class ModelRoot(DeviceRoot):
     """Work on the cache of a model."""
 
     UNBUILT: ClassVar[Unbuilt] = {
-        "parallel.tensor": ("1", "use one rank"),
-        "parallel.pipeline": ("1", "use one rank"),
-        "parallel.decode_context": ("1", "use one rank"),
+        **ONE_RANK,
         "executor": ("inline", "use executor=inline"),
         "cache.swap_memory": ("0", "leave it at 0: a preempted request is computed again"),
         "cache.explain": ("false", "leave it out"),
@@ -126,6 +128,18 @@ class ServedRoot(ModelRoot):
 
 
 @dataclass(frozen=True)
+class RankedKeys:
+    """What is planned for several ranks."""
+
+    parallel: Ranks = node(Ranks)
+
+
+def without(unbuilt: Unbuilt, built: Unbuilt) -> Unbuilt:
+    """What is named but not built, less what one kind of work has."""
+    return {name: told for name, told in unbuilt.items() if name not in built}
+
+
+@dataclass(frozen=True)
 class GeneratingKeys:
     """What generation takes beside the model."""
 
@@ -137,8 +151,10 @@ class GeneratingKeys:
 
 
 @dataclass(frozen=True)
-class EngineRoot(GeneratingKeys, ServedRoot):
+class EngineRoot(GeneratingKeys, RankedKeys, ServedRoot):
     """An engine: the keys of `kvcore.LLM`."""
+
+    UNBUILT: ClassVar[Unbuilt] = without(ModelRoot.UNBUILT, ONE_RANK)
 
     def __post_init__(self) -> None:
         # `chat=true` arrives as the text "True".

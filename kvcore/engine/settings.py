@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 from kvcore.attention.declaration import DeviceFacts
 from kvcore.engine.sampling import SamplingParams
+from kvcore.errors import ModelError
 from kvcore.models.facts import ModelFacts
+from kvcore.models.parameters.shares import StoredWeights
 from kvcore.plan.capacity import Limits
+from kvcore.plan.ranks import Ranks
 from kvcore.registry.choice import BackendChoice
 from kvcore.settings.cache import CacheSettings
 
@@ -25,6 +28,8 @@ class EngineSettings:
         cache: The keys `cache.*`.
         backend: Who serves which caches.
         engine: The keys `engine.*`; in `run`, `max_model_len` is never above the model's own limit.
+        ranks: The keys `parallel.*`.
+        weights: The weights where something tells their bytes, else the error that says what is missing.
     """
 
     facts: ModelFacts
@@ -33,3 +38,5 @@ class EngineSettings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     backend: BackendChoice = field(default_factory=BackendChoice)
     engine: Limits = field(default_factory=Limits)
+    ranks: Ranks = field(default_factory=Ranks)
+    weights: StoredWeights | ModelError | None = None

@@ -55,6 +55,7 @@ class ModelFacts:
         eos_token_ids: Ids that end a text, from the config.
         notes: Facts worth telling people, such as an assumption that was made.
         longest: The longest sequence that is served, where `within` was told; the queries hold up to it.
+        hidden_size: Width of the model, 0 when unknown.
     """
 
     model_type: str
@@ -69,6 +70,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     longest: int | None = None
+    hidden_size: int = 0
 
     def within(self, longest: int) -> ModelFacts:
         """The facts for sequences of at most `longest` tokens: a window that hides none of them is no mask.

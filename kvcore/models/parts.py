@@ -99,10 +99,17 @@ class Indexer:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Recurrent state: name, shape and element type of each tensor; None is the model's type."""
+    """Recurrent state.
+
+    Attributes:
+        tensors: Name, shape and element type of each tensor; None is the model's type.
+        role: Role of the cache within the layer.
+        heads: Of each tensor, the heads that tensor ranks share out; as in `State`.
+    """
 
     tensors: tuple[tuple[str, tuple[int, ...], str | None], ...]
     role: str = "state"
+    heads: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 CachePart = Heads | LatentHeads | Indexer | Recurrent

@@ -83,6 +83,12 @@ class KVCacheGroupSpec:
         """Bytes of one block in one layer, the layout's own padding included."""
         return self.layout.kernel_page_bytes * self.ratio
 
+    @property
+    def stride_unit(self) -> int:
+        """Block strides are multiples of this: r times the alignment, for each field-first run."""
+        runs = len(self.layout.places) if self.layout.field_first else 1
+        return self.layout.layout.alignment * self.ratio * runs
+
 
 class FieldView(NamedTuple):
     """Where one field of one cache lies, for `memory.views` alone to make a tensor of.
@@ -113,6 +119,7 @@ class KVCacheConfig:
         kv_cache_tensors: The runs of bytes.
         num_large_pages, large_page_bytes: Under `packed`, large page 0 included; 0 under `slots`.
         global_rank: The rank that this config is for.
+        own_units: Ids or large pages that this rank's memory would hold; all ranks take the fewest, so that ids agree.
     """
 
     placement: Placement
@@ -122,6 +129,7 @@ class KVCacheConfig:
     num_large_pages: int = 0
     large_page_bytes: int = 0
     global_rank: int = 0
+    own_units: int = 0
 
     @property
     def total_bytes(self) -> int:

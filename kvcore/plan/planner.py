@@ -11,7 +11,9 @@ from kvcore.plan import explain
 from kvcore.plan.capacity import Capacity, Limits
 from kvcore.plan.choice import Asked, Considered, config_of, draft
 from kvcore.plan.config import KVCacheConfig
+from kvcore.plan.device import DeviceTerms
 from kvcore.plan.groups import LayoutOffer, classes
+from kvcore.plan.stages import RankLayout, on_ranks
 from kvcore.settings.key import check, key
 from kvcore.settings.units import MOST_BYTES
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
@@ -45,17 +47,19 @@ class Plan:
         limits: What was planned for.
         caches: The specs that were planned.
         considered: The placements that were compared, or the one that was asked for.
+        device: Where the memory of a device of each stage goes, where the cache is what it leaves.
     """
 
     configs: tuple[KVCacheConfig, ...]
     limits: Limits
     caches: Mapping[CacheId, KVCacheSpec]
     considered: tuple[Considered, ...] = ()
+    device: tuple[DeviceTerms, ...] = ()
 
     @property
     def capacity(self) -> Capacity:
-        """Capacity of the limiting rank."""
-        return min((Capacity(c, self.limits) for c in self.configs), key=lambda c: c.usable)
+        """Capacity of the limiting rank: the one whose own memory holds the fewest ids."""
+        return Capacity(min(self.configs, key=lambda c: c.own_units), self.limits)
 
     @property
     def needed_bytes(self) -> int:
@@ -100,6 +104,7 @@ def plan(
     block_size: int | None = None,
     block_size_by_kind: Mapping[str, int] | None = None,
     shared: Mapping[CacheId, CacheId] | None = None,
+    ranks: RankLayout | None = None,
 ) -> Plan:
     """Plan the cache of every rank.
 
@@ -113,6 +118,8 @@ def plan(
             more for the groups of small pages.
         block_size_by_kind: Another block size for the groups of one kind, such as ``{"window": 64}``.
         shared: Caches without bytes, and whose they read.
+        ranks: Pipeline stages and tensor ranks; `caches` is then what one tensor rank stores of all layers. None is
+            one rank.
 
     Returns:
         The plan; `fits` tells whether `max_model_len` does, `require_fit` raises if not.
@@ -141,8 +148,13 @@ def plan(
     made, considered = draft(classes(caches, offers), limits, asked)
     units = made.units(budget.memory or 0) if budget.num_blocks is None else budget.num_blocks
     config = _with_shared(config_of(made, units), shared or {})
-    _check_offsets(config, offers)
-    return Plan((config,), limits, caches, considered)
+    if ranks is None:
+        configs: tuple[KVCacheConfig, ...] = (config,)
+    else:
+        configs = on_ranks(config, ranks, budget.memory)
+    for each in configs[:: 1 if ranks is None else ranks.tensor]:
+        _check_offsets(each, offers)
+    return Plan(configs, limits, caches, considered)
 
 
 def _with_shared(config: KVCacheConfig, shared: Mapping[CacheId, CacheId]) -> KVCacheConfig:
@@ -172,6 +184,8 @@ def _owner(reader: CacheId, direct: CacheId, shared: Mapping[CacheId, CacheId]) 
 def _check_offsets(config: KVCacheConfig, offers: Mapping[CacheId, LayoutOffer]) -> None:
     """Refuse views whose element offsets pass what the backend's kernels compute (31 or 63 bits)."""
     for group in config.kv_cache_groups:
+        if not group.cache_ids:  # of another stage
+            continue
         bits = offers.get(group.cache_ids[0], LayoutOffer()).max_offset_bits
         for view in config.field_views(group.cache_ids[0]):
             last = sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))

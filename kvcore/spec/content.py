@@ -8,11 +8,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from kvcore.errors import NotBuiltError, SpecError
 from kvcore.spec.dtypes import ceil_div, dtype, nbytes, positive
+
+
+def shared_out(name: str, count: int, ranks: int) -> int:
+    """Heads on one rank: they divide, or each lies on several ranks.
+
+    Raises:
+        SpecError: Neither.
+    """
+    if count % ranks and ranks % count:
+        raise SpecError(
+            f"{name} can be shared out to a divisor or to a multiple of their number alone",
+            field="parallel.tensor",
+            got=ranks,
+            allowed=f"a divisor or a multiple of {count}",
+        )
+    return max(1, count // ranks)
+
 
 Granularity = Literal["tensor", "head", "token_head"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
@@ -75,6 +92,14 @@ class Content(ABC):
     @abstractmethod
     def fields(self) -> tuple[LogicalField, ...]:
         """The fields in their canonical order."""
+
+    def on_rank(self, ranks: int) -> Content:
+        """What one of `ranks` tensor ranks stores; all of it where nothing can be shared out.
+
+        Raises:
+            SpecError: It cannot be shared out to so many.
+        """
+        return self
 
     def encode(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the fields hold for some tokens: what `kvcore conform cache.content=<kind>` holds a backend to.
@@ -178,6 +203,10 @@ class KVHeads(Content):
                 allowed="quantized dtype with Quant(...), or a plain dtype without",
             )
 
+    def on_rank(self, ranks: int) -> KVHeads:
+        """Its share of the heads, at least one."""
+        return replace(self, num_kv_heads=shared_out("KV heads", self.num_kv_heads, ranks))
+
     @property
     def v_dim(self) -> int:
         """Value dimension as an int."""
@@ -242,7 +271,13 @@ class IndexKeys(Content):
 
 @dataclass(frozen=True)
 class State(Content):
-    """Recurrent state of one request: any number of tensors that do not grow with its length."""
+    """Recurrent state of one request: any number of tensors that do not grow with its length.
+
+    Attributes:
+        names, shapes, dtypes: Of each tensor.
+        heads: Of each tensor, what its first axis is made of: (heads, width of one) pairs that tensor ranks share
+            out; none for a tensor that lies whole on every rank.
+    """
 
     kind: ClassVar[str] = "state"
     per_request: ClassVar[bool] = True
@@ -250,6 +285,7 @@ class State(Content):
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    heads: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     def __post_init__(self) -> None:
         lengths: Sequence[int] = (len(self.names), len(self.shapes), len(self.dtypes))
@@ -267,6 +303,21 @@ class State(Content):
                 positive("shape", size)
         for f in self.fields():
             positive("bytes", f.nbytes)
+        for shape, pairs in zip(self.shapes, self.heads, strict=bool(self.heads)):
+            if pairs and sum(count * width for count, width in pairs) != shape[0]:
+                raise SpecError("the heads of a state do not make up its axis", field="State", got=pairs, allowed=shape)
+
+    def on_rank(self, ranks: int) -> State:
+        """Its share of every tensor that is made of heads."""
+        pairs = self.heads or ((),) * len(self.shapes)
+        kept = tuple(
+            tuple((shared_out("heads of the state", count, ranks), width) for count, width in each) for each in pairs
+        )
+        shapes = tuple(
+            (sum(count * width for count, width in each), *shape[1:]) if each else shape
+            for shape, each in zip(self.shapes, kept, strict=True)
+        )
+        return replace(self, shapes=shapes, heads=kept if self.heads else ())
 
     def fields(self) -> tuple[LogicalField, ...]:
         """One field a tensor; its axes are called ``s0``, ``s1``, ..."""

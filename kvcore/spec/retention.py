@@ -158,6 +158,31 @@ class Compressed(_FromZero):
 
 
 @dataclass(frozen=True)
+class Striped(_FromZero):
+    """Every token stays, on one of `ranks` ranks that share the tokens: rank r keeps tokens r, r + ranks, ..."""
+
+    kind: ClassVar[str] = "full"
+
+    ranks: int
+
+    def __post_init__(self) -> None:
+        positive("parallel.decode_context", self.ranks)
+
+    @property
+    def rate(self) -> int:
+        """Tokens of the sequence for one that a rank keeps."""
+        return self.ranks
+
+    def resident_blocks(self, tokens: int, block_size: int) -> int:
+        """Of the rank that keeps most."""
+        return ceil_div(ceil_div(tokens, self.ranks), block_size)
+
+    def blocks_for_step(self, tokens: int, scheduled: int, block_size: int) -> int:
+        """As between steps."""
+        return self.resident_blocks(tokens, block_size)
+
+
+@dataclass(frozen=True)
 class Encoder(_FromZero):
     """The encoder's tokens stay, written once; at most `max_tokens` of them (cross attention)."""
 

@@ -1,6 +1,7 @@
 """From configuration to settings: the model's path and preset, devices, sizes and limits."""
 
 import json
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import psutil
@@ -12,7 +13,7 @@ from kvcore.config import devices
 from kvcore.config.build import build
 from kvcore.config.compose import compose
 from kvcore.config.schema import DeviceKeys
-from kvcore.engine.planning import default_cache_bytes, prepare_plan
+from kvcore.engine.planning import cpu_cache_bytes, prepare_plan
 from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError, NotBuiltError
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import installed, load
@@ -63,7 +64,8 @@ def test_with_a_path_the_preset_no_longer_counts_but_keys_given_by_hand_do(model
     built = settings_of(f"model.path={model}", "device=cpu")
     assert built.settings.facts.num_layers == 2
     assert built.settings.facts.dtype == "float16"  # not the preset's float32 on a CPU
-    assert built.settings.facts.weight_bytes is None
+    layer = 64 * (64 + 32 + 32 + 64) + 3 * 64 * 128 + 2 * 64
+    assert built.settings.facts.weight_bytes == 2 * (2 * 256 * 64 + 2 * layer + 64)
     assert (built.chat, built.model) == (False, "my-model")
     built = settings_of(f"model.path={model}/config.json", "model.weight_bytes=1MB", "chat=true", "device=cpu")
     assert (built.settings.facts.weight_bytes, built.chat, built.model) == (10**6, True, "my-model")
@@ -132,19 +134,44 @@ def test_what_run_refuses_is_refused_before_anything_is_fetched(monkeypatch, tmp
 
 
 def test_the_size_of_the_cache_by_default():
-    cpu = settings_of("device=cpu").settings
-    assert default_cache_bytes(cpu, available_bytes=8 * GiB) == 2 * GiB
-    assert default_cache_bytes(cpu, available_bytes=64 * GiB) == 4 * GiB
-    gpu = settings_of("device=a100-80gb", "cache.utilization=0.5").settings
-    assert default_cache_bytes(gpu) == 40 * GiB - 2 * 134_515_008
+    assert cpu_cache_bytes(8 * GiB) == 2 * GiB
+    assert cpu_cache_bytes(64 * GiB) == 4 * GiB
+    settings = settings_of("device=a100-80gb", "cache.utilization=0.5").settings
+    plan, _ = prepare_plan(settings, installed(), purpose="plan")
+    (terms,) = plan.device
+    assert (terms.total, terms.reserve, terms.weights) == (80 * GiB, 40 * GiB, 2 * 134_515_008)
+    # 12 vectors of 576 a token of the step, logits of 256 requests in 16 and in 32 bits.
+    assert terms.activations == 2048 * 12 * 576 * 2 + 256 * 49_152 * (2 + 4)
+    # A row of 512 blocks, a count and a first block for each of 256 requests; the integers of a step.
+    columns = 8192 // plan.configs[0].kv_cache_groups[0].kernel_block_size
+    assert terms.tables == 4 * 256 * (columns + 2) + 8 * 2048 + 4 * (3 * 257 + 2 * 2048)
+    assert sum(v for k, v in terms.as_dict().items() if k != "total") == terms.total
+    assert terms.arena == plan.configs[0].total_bytes
+    assert 0 <= terms.unused < plan.capacity.unit_bytes
+    # A run measures what a plan allows for.
+    first, _ = prepare_plan(
+        replace(settings, device=replace(settings.device, present=True)), installed(), purpose="run"
+    )
+    assert (first.device[0].activations, first.device[0].graphs) == (0, 0)
 
 
-def test_a_device_that_the_weights_fill_is_a_typed_error(model):
-    with pytest.raises(CapacityError):
-        default_cache_bytes(settings_of("device=l4-24gb", "model.weight_bytes=24GiB").settings)
-    with pytest.raises(ConfigError) as caught:
-        default_cache_bytes(settings_of("device=l4-24gb", f"model.path={model}").settings)
-    assert caught.value.field == "model.weight_bytes"
+def test_weights_that_fill_the_device_are_a_plan_that_does_not_fit():
+    settings = settings_of("device=l4-24gb", "model.weight_bytes=24GiB").settings
+    plan, _ = prepare_plan(settings, installed(), purpose="plan")
+    assert not plan.fits
+    assert plan.device[0].left < 0
+    assert (plan.configs[0].num_blocks, plan.configs[0].total_bytes) == (0, 0)
+
+
+def test_weights_that_nothing_tells_are_a_typed_error(model):
+    bare = json.loads((model / "config.json").read_text())
+    del bare["intermediate_size"]
+    (model / "config.json").write_text(json.dumps(bare))
+    settings = settings_of("device=l4-24gb", f"model.path={model}").settings
+    with pytest.raises(ModelError) as caught:
+        prepare_plan(settings, installed(), purpose="plan")
+    assert caught.value.field == "intermediate_size"
+    assert "model.weight_bytes" in caught.value.remedy
 
 
 def test_a_plan_follows_from_settings_alone():

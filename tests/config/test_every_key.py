@@ -77,6 +77,9 @@ OTHER = {
     "sampling.stop": "[x]",
     "sampling.stop_token_ids": "[3]",
     "plan.lengths": "[77]",
+    "parallel.tensor": "3",
+    "parallel.pipeline": "2",
+    "parallel.decode_context": "3",
     "prompts": "/nowhere",
     "a": "nobody",
     "b": "nobody",
@@ -93,6 +96,7 @@ BESIDE = {
     "cache.scales": (*GPU, "cache.dtype=int8"),
     "cache.mla": LATENT,
     "model.cpu_dtype": ("device=cpu",),
+    "parallel.decode_context": (*LATENT, "parallel.tensor=9"),
     "device.capability": (*GPU, "backend=flash_attn"),
     "device.arch": ("device=mi300x-192gb", "backend=triton", "model.dtype=bfloat16", "cache.dtype=fp8_e4m3"),
 }

@@ -26,7 +26,8 @@ def folder(tmp_path, monkeypatch):
         "mine.yaml": "cache:\n  memory: 1GiB\n  dtype_by_kind: {window: int8}\nengine.max_num_seqs: 5\ndevice: cpu\n",
         "presets/model/mine.yaml": "name: mine\ngeometry:\n  model_type: llama\n  hidden_size: 64\n"
         "  num_hidden_layers: 3\n  num_attention_heads: 4\n  max_position_embeddings: 256\n  torch_dtype: float16\n",
-        "presets/device/mine.yaml": "preset: mine\nkind: cuda\nname: Mine\ncapability: [9, 0]\nmemory_bytes: 9000000\n",
+        "presets/device/mine.yaml": "preset: mine\nkind: cuda\nname: Mine\ncapability: [9, 0]\n"
+        "memory_bytes: 9000000000\n",
         "presets/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /model: mine\n  - _self_\n"
         "cache:\n  memory: 64MiB\nengine:\n  max_model_len: 128\n",
         "twice/model/smollm2-135m.yaml": "name: theirs\n",

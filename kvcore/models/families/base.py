@@ -105,6 +105,7 @@ class FamilyAdapter(ModelAdapter):
             refusals=tuple(found),
             eos_token_ids=run_only["eos_token_id"] or (),
             notes=(*notes, *self.notes(fields)),
+            hidden_size=fields.optional("hidden_size") or 0,
         )
 
     def weights(self, config: Mapping[str, Any]) -> ModelWeights | None:
@@ -184,7 +185,7 @@ def cache_facts(cache_id: CacheId, part: CachePart, dtype: str, choice: CacheSet
     """Spec and query of one part of a layer."""
     if isinstance(part, Recurrent):
         names, shapes, types = zip(*part.tensors, strict=True)
-        state = State(names, shapes, tuple(t or dtype for t in types))
+        state = State(names, shapes, tuple(t or dtype for t in types), part.heads)
         return CacheFacts(cache_id, KVCacheSpec(state, Latest()), None)
     if isinstance(part, Indexer):
         return CacheFacts(cache_id, KVCacheSpec(IndexKeys(part.dim), part.retention), None)

@@ -55,7 +55,7 @@ class Mamba2(Hybrid):
         heads = fields.integer(heads_name)
         dim = head_size(fields, dim_name, heads) if self.makes_up_width else fields.integer(dim_name)
         states, groups, width = (fields.integer(name) for name in rest)
-        return conv_and_ssm(fields, heads * dim + 2 * groups * states, width, (heads, dim, states))
+        return conv_and_ssm(fields, ((heads, dim), (groups, 2 * states)), width, (heads, dim, states))
 
 
 class Zamba2(Mamba2):
@@ -72,7 +72,9 @@ class Zamba2(Mamba2):
         heads = fields.integer("n_mamba_heads", 8)
         states, groups = fields.integer("mamba_d_state", 64), fields.integer("mamba_ngroups", 1)
         width = fields.integer("mamba_d_conv", 4)
-        return conv_and_ssm(fields, inner + 2 * groups * states, width, (heads, inner // heads, states))
+        return conv_and_ssm(
+            fields, ((heads, inner // heads), (groups, 2 * states)), width, (heads, inner // heads, states)
+        )
 
     def max_model_len(self, fields: Fields) -> int:
         """`use_long_context` replaces the length."""

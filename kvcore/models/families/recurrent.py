@@ -112,6 +112,10 @@ class Hybrid(FamilyAdapter):
             yield self.attention(fields, cache)
 
 
+# (heads, width of one): what an axis is made of.
+Pairs = tuple[tuple[int, int], ...]
+
+
 def state_dtype(fields: Fields) -> str | None:
     """Element type of the recurrence where the config names one; None is the model's."""
     name = fields.get("mamba_ssm_dtype", fields.get("mamba_ssm_cache_dtype"))
@@ -120,11 +124,20 @@ def state_dtype(fields: Fields) -> str | None:
     return None if name is None else str(name)
 
 
-def conv_and_ssm(fields: Fields, channels: int, width: int, shape: tuple[int, ...]) -> Recurrent:
-    """`conv_state` [channels, width - 1] and `ssm_state` of the given shape."""
+def conv_and_ssm(fields: Fields, channels: Pairs, width: int, shape: tuple[int, ...]) -> Recurrent:
+    """`conv_state` [channels, width - 1] and `ssm_state` of the given shape, whose first axis is its heads.
+
+    Args:
+        fields: The config.
+        channels: (heads, width of one) of everything that is convolved.
+        width: Width of the convolution.
+        shape: Of the recurrence.
+    """
     if width < 2:
         raise ModelError("the convolution has no history", field="conv_kernel", got=width, allowed=">= 2")
-    return Recurrent((("conv_state", (channels, width - 1), None), ("ssm_state", shape, state_dtype(fields))))
+    total = sum(heads * each for heads, each in channels)
+    tensors = (("conv_state", (total, width - 1), None), ("ssm_state", shape, state_dtype(fields)))
+    return Recurrent(tensors, heads=(channels, ((shape[0], 1),)))
 
 
 class Mamba1(Hybrid):
@@ -140,7 +153,7 @@ class Mamba1(Hybrid):
         """[inner, w - 1] and [inner, N]."""
         inner = fields.integer("intermediate_size", fields.integer("expand", 2) * fields.integer("hidden_size"))
         states = fields.integer("state_size", 16)
-        return conv_and_ssm(fields, inner, fields.integer("conv_kernel", 4), (inner, states))
+        return conv_and_ssm(fields, ((inner, 1),), fields.integer("conv_kernel", 4), (inner, states))
 
 
 class Jamba(Hybrid):
@@ -161,7 +174,7 @@ class Jamba(Hybrid):
         """[inner, w - 1] and [inner, N]."""
         inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
         return conv_and_ssm(
-            fields, inner, fields.integer("mamba_d_conv", 4), (inner, fields.integer("mamba_d_state", 16))
+            fields, ((inner, 1),), fields.integer("mamba_d_conv", 4), (inner, fields.integer("mamba_d_state", 16))
         )
 
 
@@ -178,7 +191,7 @@ class GatedDeltaNet(Hybrid):
         """[2 Hk Dk + Hv Dv, w - 1] and [Hv, Dk, Dv]."""
         keys, values = (fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32))
         key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
-        channels = 2 * keys * key_dim + values * value_dim
+        channels = ((keys, 2 * key_dim), (values, value_dim))
         width = fields.integer("linear_conv_kernel_dim", 4)
         return conv_and_ssm(fields, channels, width, (values, key_dim, value_dim))
 
@@ -225,7 +238,7 @@ class KimiLinear(Hybrid):
         heads = options.optional("num_heads") or fields.integer("linear_num_heads", 32)
         dim = options.optional("head_dim") or fields.integer("linear_head_dim", 128)
         width = options.optional("short_conv_kernel_size") or fields.integer("linear_conv_kernel_dim", 4)
-        return conv_and_ssm(fields, 3 * heads * dim, width, (heads, dim, dim))
+        return conv_and_ssm(fields, ((heads, 3 * dim),), width, (heads, dim, dim))
 
     def attention(self, fields: Fields, cache: CacheSettings) -> CachePart:
         """Latent attention with the usual scale."""
@@ -251,7 +264,8 @@ class ShortConv(Hybrid):
     def state(self, fields: Fields) -> Recurrent:
         """[hidden, w - 1] and no recurrence."""
         width = fields.integer("conv_L_cache", 3, least=2)
-        return Recurrent((("conv_state", (fields.integer("hidden_size"), width - 1), None),))
+        hidden = fields.integer("hidden_size")
+        return Recurrent((("conv_state", (hidden, width - 1), None),), heads=(((hidden, 1),),))
 
 
 ADAPTERS: tuple[type[ModelAdapter], ...] = (Mamba1, Jamba, GatedDeltaNet, KimiLinear, ShortConv)
