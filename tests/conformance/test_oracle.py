@@ -20,7 +20,7 @@ def test_two_keys_by_hand():
     answer = one(Rules(scale=0.5), [[2.0]], [[0.0], [math.log(3)]], [[8.0], [4.0]])
     assert answer.out_THV[0, 0, 0] == pytest.approx(8 / 4 + 4 * 3 / 4)
     assert answer.lse_TH[0, 0] == pytest.approx(math.log(4))
-    assert answer.weight_THV[0, 0, 0] == pytest.approx(5)
+    assert answer.condition.weight_THV[0, 0, 0] == pytest.approx(5)
 
 
 def test_a_sink_takes_its_share_and_gives_nothing():

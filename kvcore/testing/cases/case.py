@@ -16,6 +16,7 @@ from kvcore.spec.cache_spec import KVCacheSpec
 from kvcore.spec.content import Content, KVHeads, Latent, Quant
 from kvcore.spec.dtypes import ceil_div
 from kvcore.spec.retention import Chunk, Full, Retention, Window
+from kvcore.testing.cases.extents import BOUNDS, extent
 
 # The axes by which cases can be chosen on the command line: `where.<axis>=<value>`.
 AXES = (
@@ -34,6 +35,7 @@ AXES = (
     "softcap",
     "alibi",
     "phase",
+    *BOUNDS,
 )
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5")
 TIERS = ("quick", "full")
@@ -96,6 +98,7 @@ class Case:
         head_dim, head_dim_v: Dimensions; 0 for `head_dim_v` is the same. A latent has `head_dim` elements,
             of which the first `head_dim_v` (its rank) are the values.
         block_size, kernel_ratio: Tokens of a manager block, and kernel blocks in it.
+        least_blocks: Blocks of the arena at least; those of the step then lie at both ends of it.
         causal, window, chunk, scale, softcap, alibi, sinks, lse: As in `AttentionQuery`.
         own_retention: The cache keeps only what the mask needs: tables hold the live tail.
         placement: ``slots`` or ``packed``.
@@ -127,6 +130,7 @@ class Case:
     head_dim_v: int = 0
     block_size: int = 8
     kernel_ratio: int = 1
+    least_blocks: int = 0
     causal: bool = True
     window: int | None = None
     chunk: int | None = None
@@ -182,6 +186,11 @@ class Case:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return max((s.length for s in self.seqs), default=0)
+
+    @property
+    def visible(self) -> int:
+        """Most keys that a query of the step can see."""
+        return min(n for n in (self.longest, self.window, self.chunk) if n is not None)
 
     @property
     def cost(self) -> int:
@@ -274,6 +283,19 @@ class Case:
             "softcap": "none" if self.softcap is None else self.softcap,
             "alibi": self.alibi,
             "phase": self.phase,
+            **{axis: extent(axis, size) for axis, size in self._sizes().items()},
+        }
+
+    def _sizes(self) -> dict[str, int]:
+        """How large the case is along the axes of `BOUNDS`."""
+        return {
+            "context": self.longest,
+            "rows": max(s.scheduled for s in self.seqs),
+            "tokens": self.tokens,
+            "sequences": len(self.seqs),
+            "blocks": ceil_div(self.longest, self.kernel_block_size),
+            "heads": self.num_heads,
+            "kv_heads": self.num_kv_heads,
         }
 
     def matches(self, where: dict[str, str]) -> bool:

@@ -15,6 +15,7 @@ from kvcore.testing.cases import axes as ax
 from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
 from kvcore.testing.cases.case import LEVELS, Base, Case
 from kvcore.testing.cases.robust import level_3, level_4, level_5
+from kvcore.testing.cases.sizes import sizes
 from kvcore.testing.cases.write import level_0, level_1
 
 
@@ -83,6 +84,7 @@ def level_2(m: CaseBuilder) -> Iterator[Case]:
         for i, phase in enumerate(("mixed", "decode", "chunked")):
             yield m.attend(name, phase, tier="quick" if i == 0 else "full", **changes)
     yield from _quantized(m)
+    yield from sizes(m)
     for i, changes in enumerate(pairwise(ax.pair_axes(m.base), seed=7)):
         yield m.attend(f"pairs{i}", changes.pop("phase"), tier="full", **changes)
 

@@ -28,6 +28,10 @@ class CheckFailure(Exception):
         self.tolerance = tolerance
 
 
+class CannotJudge(Exception):
+    """The case says nothing about the backend here; the text says why."""
+
+
 class Refused(Exception):
     """The backend, or the plan for it, says that it cannot serve a case."""
 

@@ -109,6 +109,7 @@ def plan_case(
         offers[cache] = offer(other, specs[cache], target)
     # The plan may give layers of one spec several groups, which hold blocks of their own.
     needed = len(specs) * sum(-(-s.length // case.block_size) for s in case.seqs) + extra_blocks
+    needed = max(needed, case.least_blocks)
     limits = Limits(max(1, case.longest), max(1, case.tokens), max(1, len(case.seqs)))
     try:
         if case.placement == "slots":

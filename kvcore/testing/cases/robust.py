@@ -89,8 +89,9 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
             k_scale=0.3,
             **quant,
         )
-    yield case("offsets", "offsets>2^31", "decode", tier="full")
-    yield case("offsets", "offsets>2^31", "mixed", tier="full")
+    for phase in ("decode", "mixed"):
+        yield case("offsets", "offsets>2^31", phase)
+        yield case("attend", "ids>2^15", phase, least_blocks=2**15 + 2**12)
     yield from random_steps(m)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ import torch
 
 from kvcore.attention.batch import Batch
 from kvcore.memory.dtypes import torch_dtype
-from kvcore.testing.cases.outcome import CheckFailure, Measure
+from kvcore.testing.cases.outcome import CannotJudge, CheckFailure, Measure
 from kvcore.testing.checks.context import Context
+from kvcore.testing.checks.effect import hidden, without_each_feature
 from kvcore.testing.checks.guard import Guard, Snapshot, given_snapshot, step_snapshot
-from kvcore.testing.checks.scene import Scene, SceneLayer
-from kvcore.testing.oracle.attention import Answer, Array, Rules
+from kvcore.testing.checks.scene import Scene
+from kvcore.testing.checks.scene_layer import SceneLayer
+from kvcore.testing.oracle.attention import Answer, Array
 from kvcore.testing.oracle.tolerance import lse_tolerance, output_tolerance
 
 GUARD_ROWS = 2
@@ -41,9 +43,18 @@ class Result:
 
 
 def check_attend(context: Context) -> Measure:
-    """One step: prepare every group, then write and attend layer by layer."""
+    """One step: prepare every group, then write and attend layer by layer.
+
+    Raises:
+        CannotJudge: The answer is right, and would be without something that the case is about.
+    """
     scene = context.scene()
-    return judge_all(scene, run_step(context, scene))
+    measure = judge_all(scene, run_step(context, scene))
+    # Random steps are right or wrong like all others, and prove no feature: some are too short to show it.
+    unseen = [] if context.case.phase == "random" else hidden(scene)
+    if unseen:
+        raise CannotJudge(f"the case cannot show, around this base: {', '.join(unseen)}")
+    return measure
 
 
 def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list[Result]:
@@ -161,21 +172,6 @@ def _ignored(scene: Scene, layer: SceneLayer, result: Result) -> str:
         if not compare(layer, result, scene.answer(layer, rules=rules))[1]:
             return f"; it is the answer without {name}: accepted and ignored"
     return ""
-
-
-def without_each_feature(rules: Rules, head_dim: int) -> dict[str, Rules]:
-    """For each feature in use, the rules without it."""
-    found = {}
-    plain = {"window": None, "chunk": None, "softcap": None, "slopes_H": None, "sinks_H": None}
-    words = {"slopes_H": "alibi", "sinks_H": "sinks"}
-    for name, off in plain.items():
-        if getattr(rules, name) is not None:
-            found[words.get(name, name)] = replace(rules, **{name: off})  # type: ignore[arg-type]
-    if not rules.causal:
-        found["bidirectional"] = replace(rules, causal=True)
-    if not np.isclose(rules.scale, head_dim**-0.5):
-        found["scale"] = replace(rules, scale=head_dim**-0.5)
-    return found
 
 
 def empty_like(scene: Scene, layer: SceneLayer, rows: int) -> torch.Tensor:

@@ -9,12 +9,12 @@ import torch
 from kvcore.errors import Refusal
 from kvcore.testing.cases.answers import raised, seen_to_refuse, timed, well_formed
 from kvcore.testing.cases.case import Case
-from kvcore.testing.cases.outcome import CellResult, CheckFailure, Measure, Outcome, Refused
+from kvcore.testing.cases.outcome import CannotJudge, CellResult, CheckFailure, Measure, Outcome, Refused
 from kvcore.testing.cases.planning import Target
 from kvcore.testing.checks import declaration
 from kvcore.testing.checks.attend import check_attend
 from kvcore.testing.checks.context import Context, Instance
-from kvcore.testing.checks.lse import CannotRun, check_batch_invariant, check_capture, check_deterministic, check_merge
+from kvcore.testing.checks.lse import check_batch_invariant, check_capture, check_deterministic, check_merge
 from kvcore.testing.checks.own_content import check_content, check_copies
 from kvcore.testing.checks.robust import check_offsets, check_padded, check_placement, check_steps
 from kvcore.testing.checks.write import check_write
@@ -88,7 +88,7 @@ class Cell:
                 measure = CHECKS[case.check](context)
         except Refused as refused:
             return self._refused_later(case, refused)
-        except CannotRun as missing:
+        except CannotJudge as missing:
             return self.result(case, "skipped", str(missing))
         return self.result(case, "passed", None, measure.error, measure.tolerance)
 

@@ -12,7 +12,8 @@ import torch
 from kvcore.attention.backend import AttentionLayer
 from kvcore.attention.batch import Batch
 from kvcore.testing.cases.outcome import CheckFailure
-from kvcore.testing.checks.scene import Scene, SceneLayer
+from kvcore.testing.checks.scene import Scene
+from kvcore.testing.checks.scene_layer import SceneLayer
 from kvcore.testing.oracle.layout_bytes import PagedBytes
 
 

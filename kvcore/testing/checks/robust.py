@@ -12,7 +12,8 @@ from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.checks.attend import Result, attend_once, compare, empty_like, judge_all, run_step
 from kvcore.testing.checks.context import Context
 from kvcore.testing.checks.guard import Guard
-from kvcore.testing.checks.scene import Scene, SceneLayer
+from kvcore.testing.checks.scene import Scene
+from kvcore.testing.checks.scene_layer import SceneLayer
 
 # A view must span more elements than an int32 can count.
 LARGE_VIEW = 2**31 + 2**27

@@ -7,77 +7,26 @@ The plan, the tables and the batch are the core's own, as an engine makes them. 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 
-from kvcore.attention.backend import AttentionGroup, AttentionLayer
+from kvcore.attention.backend import AttentionGroup
 from kvcore.attention.batch import Batch
-from kvcore.attention.query import AttentionQuery
 from kvcore.memory.arena import Arena
 from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.memory.views import field_tensors
-from kvcore.spec.cache_spec import CacheId, KVCacheSpec
-from kvcore.spec.content import Content
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.planning import Target, plan_case
+from kvcore.testing.checks.scene_layer import SceneLayer, make_layer
 from kvcore.testing.oracle import stored
-from kvcore.testing.oracle.attention import Answer, Array, Rules, attention, sees
+from kvcore.testing.oracle.attention import Answer, Array, Rules, sees
 from kvcore.testing.oracle.layout_bytes import PagedBytes
+from kvcore.testing.oracle.memo import remembered
 from kvcore.testing.oracle.poison_bytes import poison_everything, soften
-
-
-@dataclass
-class SceneLayer:
-    """One layer of a scene.
-
-    Attributes:
-        layer: What the backend is given.
-        kv_group: Its KV group.
-        spec: Its cache.
-        q: [T, H, D] in the query's dtype.
-        k, v: Per sequence float64 [n, K, D], exact in the query's dtype; over latents, the latent as one
-            head, and its first elements.
-        own: What the oracle needs of the layer, taken before a backend sees its tensors.
-        scales: Constant scales by field, float64, taken likewise.
-    """
-
-    layer: AttentionLayer
-    kv_group: int
-    spec: KVCacheSpec
-    q: torch.Tensor
-    k: list[Array]
-    v: list[Array]
-    own: Rules
-    scales: dict[str, Array | None]
-
-    @property
-    def content(self) -> Content:
-        """Its content."""
-        return self.spec.content
-
-    @property
-    def rounds_freely(self) -> bool:
-        """Whether two right backends may hold unlike bytes: quantized codes that are equally near, own contents."""
-        return stored.is_own(self.content) or getattr(self.content, "quant", None) is not None
-
-    @property
-    def query(self) -> AttentionQuery:
-        """Its facts."""
-        return self.layer.query
-
-    def dense(self, name: str) -> list[Array]:
-        """What the field `name` stands for."""
-        return self.v if name == "v" else self.k
-
-    def rules(self) -> Rules:
-        """What the oracle needs."""
-        return self.own
 
 
 class Scene:
@@ -87,8 +36,8 @@ class Scene:
         case: The case.
         target: Backend, options and device.
         seed: Of the placement of blocks; the data depend on the case alone.
-        elements: Least number of elements that a view spans; blocks then lie at both ends of the arena,
-            and only those are poisoned, so that the middle of it takes no memory.
+        elements: Least number of elements that a view spans. With these, or with `least_blocks` of the case, blocks
+            lie at both ends of the arena and nothing is poisoned, so that the middle of it takes no memory.
 
     Attributes:
         config: The plan.
@@ -103,7 +52,7 @@ class Scene:
 
     def __init__(self, case: Case, target: Target, *, seed: int = 0, elements: int = 0) -> None:
         self.case, self.target = case, target
-        self.large = elements > 0
+        self.large = elements > 0 or case.least_blocks > 0
         self.specs, self.config = plan_case(case, target, elements=elements)
         self._rng = random.Random(1000 * seed + case.seed)
         self.arena = Arena(self.config.total_bytes, target.device)
@@ -168,30 +117,51 @@ class Scene:
 
     # -- what is right -------------------------------------------------------------------------------
 
-    def answer(self, layer: SceneLayer, *, written: bool = True, rules: Rules | None = None) -> Answer:
+    def answer(self, layer: SceneLayer, *, rules: Rules | None = None) -> Answer:
         """The oracle's answer, from the numbers that the cache must hold.
-
-        Where the cache is quantized, the step's own tokens are the ones that it does hold: of two codes that
-        are equally near, a backend may take either, and level 1 judges which are.
 
         Args:
             layer: The layer.
-            written: Whether a backend has written the step's own tokens; else they count as the oracle encodes them.
             rules: Other rules than the layer's, to see what a feature changes.
         """
         seqs = self.case.seqs
-        keys, values = zip(*(self.keys_and_values(layer, i, written=written) for i in range(len(seqs))), strict=True)
-        return attention(
+        keys, values = self.numbers(layer)
+        return remembered(
             rules or layer.rules(),
             layer.q.double().cpu().numpy(),
-            list(keys),
-            list(values),
+            keys,
+            values,
             [s.computed for s in seqs],
             [s.scheduled for s in seqs],
         )
 
+    def numbers(self, layer: SceneLayer, *, written: bool = True) -> tuple[list[Array], list[Array]]:
+        """Keys and values of each sequence as the cache holds them.
+
+        Where it is quantized, the step's own tokens are the ones that it does hold: of two codes that are equally
+        near, a backend may take either, and level 1 judges which are.
+
+        Args:
+            layer: The layer.
+            written: Whether a backend has written the step's own tokens; else they count as the oracle encodes them.
+        """
+        seqs = range(len(self.case.seqs))
+        keys, values = zip(*(self.keys_and_values(layer, s, written=written) for s in seqs), strict=True)
+        return list(keys), list(values)
+
+    def sees_all(self, rules: Rules, s: int, tokens: slice) -> bool:
+        """Whether some query of a sequence sees all of these tokens."""
+        if tokens.stop > self.case.seqs[s].length:
+            return False
+        return bool(self.seen(rules, s)[:, tokens].all(axis=1).any())
+
+    def seen(self, rules: Rules, s: int) -> np.typing.NDArray[np.bool_]:
+        """Bool [t, n]: which tokens of a sequence each of its queries of the step sees."""
+        seq = self.case.seqs[s]
+        return sees(rules, np.arange(seq.computed, seq.length)[:, None], np.arange(seq.length))
+
     def keys_and_values(self, layer: SceneLayer, s: int, *, written: bool = True) -> tuple[Array, Array]:
-        """Keys and values [n, K, D] of a sequence as the cache holds them; see `answer`."""
+        """Keys and values [n, K, D] of a sequence as the cache holds them; see `numbers`."""
         dense = {name: layer.dense(name)[s] for name in stored.written(layer.content)}
         numbers = stored.decode(layer.content, stored.encode(layer.content, dense, layer.scales), layer.scales)
         if layer.rounds_freely and written and not layer.layer.shared:
@@ -263,63 +233,8 @@ class Scene:
         for cache, spec in self.specs.items():
             group = self.config.group_of(cache)
             case = self.case if cache.layer < self.case.layers else self.case.beside()
-            made.append(self._layer(cache, spec, case, group.index))
+            made.append(make_layer(cache, spec, case, group.index, self.target.device))
         return made
-
-    def _layer(self, cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int) -> SceneLayer:
-        rng = np.random.default_rng((case.seed, cache.layer))
-        dtype = torch_dtype(case.dtype)
-
-        def draw(*shape: int) -> torch.Tensor:
-            # Rounded first, so that the oracle sees the numbers that the backend is given.
-            return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
-
-        q = draw(case.tokens, case.num_heads, case.head_dim)
-        if case.quant == "token_head":
-            # Large keys would leave a softmax of ones and zeros, which shows nothing.
-            q = (q.double() / case.k_scale).to(dtype)
-        dense: dict[str, list[Array]] = {"k": [], "v": []}
-        for name, dim in (("k", case.head_dim), ("v", case.dim_v)):
-            for seq in case.seqs:
-                x = draw(seq.length, case.num_kv_heads, dim).double().numpy()
-                if case.quant == "token_head":
-                    # Tokens and heads of unlike size, so that their scales differ.
-                    x *= rng.choice((0.5, 1.0, 2.0), size=(seq.length, case.num_kv_heads, 1))
-                    x *= case.k_scale if name == "k" else case.v_scale
-                    x = torch.from_numpy(x).to(dtype).double().numpy()
-                if seq.shared:
-                    x[: seq.shared] = dense[name][-1][: seq.shared]
-                dense[name].append(x)
-        if case.stores == "latent":
-            dense["v"] = [x[:, :, : case.dim_v] for x in dense["k"]]
-        slope_H = [2.0 ** (-1 - 3 * h / case.num_heads) for h in range(case.num_heads)]
-        layer = AttentionLayer(
-            cache,
-            case.query(),
-            alibi_slopes=self._own(slope_H) if case.alibi else None,
-            sinks=self._own(1 + rng.standard_normal(case.num_heads)) if case.sinks else None,
-            k_scale=self._constant_scale(case, case.k_scale),
-            v_scale=self._constant_scale(case, case.v_scale),
-            shared=case.variant == "shared",
-        )
-        query, mask = layer.query, layer.query.mask
-        slopes, sinks, k_scale, v_scale = (
-            None if t is None else t.double().cpu().numpy().copy()
-            for t in (layer.alibi_slopes, layer.sinks, layer.k_scale, layer.v_scale)
-        )
-        own = Rules(query.softmax_scale, mask.causal, mask.window, mask.chunk, query.softcap, slopes, sinks)
-        q, scales = q.to(self.target.device), {"k": k_scale, "v": v_scale}
-        return SceneLayer(layer, kv_group, spec, q, dense["k"], dense["v"], own, scales)
-
-    def _own(self, values: Any) -> torch.Tensor:
-        return torch.tensor(np.asarray(values), dtype=torch.float32, device=self.target.device)
-
-    def _constant_scale(self, case: Case, value: float) -> torch.Tensor | None:
-        if case.quant == "tensor":
-            return self._own(value)
-        if case.quant == "head":
-            return self._own([value * (1 + h / 2) for h in range(case.num_kv_heads)])
-        return None
 
     def _fill(self) -> None:
         """Poison the arena, then write what the step may read. The null block stays zero."""
@@ -338,10 +253,9 @@ class Scene:
 
     def _write_history(self, layer: SceneLayer, s: int) -> None:
         """Tokens that some query of the step sees, and, for a shared cache, the step's own tokens."""
-        seq, rules = self.case.seqs[s], layer.rules()
+        seq = self.case.seqs[s]
         end = seq.length if layer.layer.shared else seq.computed
-        queries = np.arange(seq.computed, seq.length)
-        tokens = np.flatnonzero(sees(rules, queries[:, None], np.arange(end)).any(axis=0)).tolist()
+        tokens = np.flatnonzero(self.seen(layer.rules(), s)[:, :end].any(axis=0)).tolist()
         slots = [self.slots[layer.kv_group][s][j] for j in tokens]
         if not tokens:
             return

@@ -9,7 +9,8 @@ from kvcore.attention.batch import Batch
 from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.checks.context import Context
 from kvcore.testing.checks.guard import Guard, given_snapshot, step_snapshot
-from kvcore.testing.checks.scene import Scene, SceneLayer
+from kvcore.testing.checks.scene import Scene
+from kvcore.testing.checks.scene_layer import SceneLayer
 from kvcore.testing.oracle import stored
 from kvcore.testing.oracle.attention import Array
 

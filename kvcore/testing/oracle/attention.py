@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Positions = int | npt.NDArray[np.int64]
+# Scores of one piece of work, in elements: 32 MiB of float64, however long the step is.
+PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Rules:
         softcap: ``cap * tanh(score / cap)``, after the scale.
         slopes_H: ALiBi slopes: ``-slope * |i - j|`` after the soft-cap.
         sinks_H: One extra logit a head in the denominator.
+        codes: Keys and values stand for codes, which a kernel may round once more when it decodes them.
     """
 
     scale: float
@@ -35,24 +38,45 @@ class Rules:
     softcap: float | None = None
     slopes_H: Array | None = None
     sinks_H: Array | None = None
+    codes: bool = False
+
+
+class Condition(NamedTuple):
+    """How strongly the answer reacts to roundings; `kvcore.testing.oracle.tolerance` says what each one is for.
+
+    With p_j the probabilities, c_j the size of what is summed for score j, and r_j the size of its change when each
+    element of the query (and of a decoded key) is off by its own size, independently:
+
+    Attributes:
+        weight_THV: ``sum_j p_j |v_j|``.
+        sums_THV: ``sum_j p_j c_j (|v_j| + |out|)``.
+        scores_THV: ``sqrt(sum_j p_j^2 r_j^2 (v_j - out)^2)``, keys counted from their mean: what all scores share
+            cancels in a softmax.
+        probs_THV: ``sqrt(sum_j p_j^2 v_j^2)``, twice the sum where values are decoded.
+        lse_sums_TH: ``sum_j p_j c_j``.
+        lse_scores_TH: Change of the log-sum-exp for the same roundings as in `scores_THV`.
+    """
+
+    weight_THV: Array
+    sums_THV: Array
+    scores_THV: Array
+    probs_THV: Array
+    lse_sums_TH: Array
+    lse_scores_TH: Array
 
 
 class Answer(NamedTuple):
-    """The exact answer, and the magnitudes that rounding errors are measured against.
+    """The exact answer, and what rounding errors are measured against.
 
     Attributes:
         out_THV: Outputs [T, H, Dv]; 0 for a row that sees no key.
         lse_TH: Natural log-sum-exp, the sink included; -inf for a row that sees no key.
-        weight_THV: ``sum_j p_j * |v_j|``.
-        score_TH: Largest ``scale * sum_d |q_d * k_d|`` over the visible keys.
-        bias_TH: Largest ``slope * |i - j|`` over the visible keys.
+        condition: How strongly both react to roundings.
     """
 
     out_THV: Array
     lse_TH: Array
-    weight_THV: Array
-    score_TH: Array
-    bias_TH: Array
+    condition: Condition
 
 
 def sees(rules: Rules, i: Positions, j: Positions) -> npt.NDArray[np.bool_]:
@@ -86,51 +110,122 @@ def attention(
         num_scheduled: Per sequence, its queries.
     """
     tokens, heads, _ = q_THD.shape
-    width = values[0].shape[2]
+    wide, flat = (tokens, heads, values[0].shape[2]), (tokens, heads)
     answer = Answer(
-        np.zeros((tokens, heads, width)),
-        np.full((tokens, heads), -np.inf),
-        np.zeros((tokens, heads, width)),
-        np.zeros((tokens, heads)),
-        np.zeros((tokens, heads)),
+        np.zeros(wide),
+        np.full(flat, -np.inf),
+        Condition(*(np.zeros(wide) for _ in range(4)), *(np.zeros(flat) for _ in range(2))),
     )
     row = 0
     for k, v, computed, scheduled in zip(keys, values, num_computed, num_scheduled, strict=True):
-        for i in range(computed, computed + scheduled):
-            seen = np.flatnonzero(sees(rules, i, np.arange(len(k))))
-            if len(seen):
-                for h in range(heads):
-                    kv_head = h // (heads // k.shape[1])
-                    _one_head(rules, answer, row, h, i, seen, q_THD[row, h], k[seen, kv_head], v[seen, kv_head])
-            row += 1
+        step = max(1, PIECE // max(1, heads * len(k)))
+        for first in range(0, scheduled, step):
+            positions = np.arange(computed + first, computed + min(first + step, scheduled))
+            seen_tn = sees(rules, positions[:, None], np.arange(len(k)))
+            visible = np.flatnonzero(seen_tn.any(axis=0))
+            if len(visible):
+                rows = slice(row + first, row + first + len(positions))
+                distance_tn = np.abs(positions[:, None] - visible)
+                _piece(rules, answer, rows, q_THD[rows], k[visible], v[visible], seen_tn[:, visible], distance_tn)
+        row += scheduled
     return answer
 
 
-def _one_head(
+def _piece(
     rules: Rules,
     answer: Answer,
-    row: int,
-    h: int,
-    i: int,
-    seen: npt.NDArray[np.int_],
-    q_D: Array,
-    k_nD: Array,
-    v_nV: Array,
+    rows: slice,
+    q_tHD: Array,
+    k_nKD: Array,
+    v_nKV: Array,
+    seen_tn: npt.NDArray[np.bool_],
+    distance_tn: npt.NDArray[np.int64],
 ) -> None:
-    score_n = rules.scale * (k_nD @ q_D)
+    """Some queries of one sequence; query head h reads KV head ``h // (H / K)``."""
+    count, heads = q_tHD.shape[:2]
+    k_KnD, v_KnV = k_nKD.transpose(1, 0, 2), v_nKV.transpose(1, 0, 2)
+    kv_heads, group = len(k_KnD), heads // len(k_KnD)
+
+    def by_kv_head(x_tH: Array) -> Array:
+        """[t, H, ...] as [K, G t, ...]: the rows that read one KV head."""
+        return x_tH.swapaxes(0, 1).reshape(kv_heads, group * count, *x_tH.shape[2:])
+
+    def by_token(x_Kr: Array) -> Array:
+        """The way back."""
+        return x_Kr.reshape(heads, count, *x_Kr.shape[2:]).swapaxes(0, 1)
+
+    q_KrD = by_kv_head(q_tHD)
+    raw_Krn = rules.scale * (q_KrD @ k_KnD.swapaxes(1, 2))
+    score_Krn, slope_of_cap, bias_Krn = raw_Krn, np.ones_like(raw_Krn), np.zeros_like(raw_Krn)
     if rules.softcap is not None:
-        score_n = rules.softcap * np.tanh(score_n / rules.softcap)
+        bent = np.tanh(raw_Krn / rules.softcap)
+        score_Krn, slope_of_cap = rules.softcap * bent, 1 - bent**2
     if rules.slopes_H is not None:
-        bias_n = rules.slopes_H[h] * np.abs(i - seen)
-        score_n = score_n - bias_n
-        answer.bias_TH[row, h] = bias_n.max()
-    logits = score_n if rules.sinks_H is None else np.append(score_n, rules.sinks_H[h])
-    lse = logits.max() + np.log(np.exp(logits - logits.max()).sum())
-    p_n = np.exp(score_n - lse)
-    answer.out_THV[row, h] = p_n @ v_nV
-    answer.lse_TH[row, h] = lse
-    answer.weight_THV[row, h] = p_n @ np.abs(v_nV)
-    answer.score_TH[row, h] = abs(rules.scale) * (np.abs(k_nD) @ np.abs(q_D)).max()
+        bias_Htn = rules.slopes_H[:, None, None] * distance_tn
+        bias_Krn = bias_Htn.reshape(raw_Krn.shape)
+        score_Krn = score_Krn - bias_Krn
+    seen_rn = np.tile(seen_tn, (group, 1))
+    logit_Krn = np.where(seen_rn, score_Krn, -np.inf)
+    lse_Kr = _log_sum_exp(logit_Krn, None if rules.sinks_H is None else np.repeat(rules.sinks_H, count))
+    blind = ~seen_rn.any(axis=1)
+    p_Krn = np.exp(logit_Krn - np.where(blind, 0.0, lse_Kr)[..., None])
+    out_KrV = p_Krn @ v_KnV
+    lse_Kr[:, blind] = -np.inf
+    size_Krn = abs(rules.scale) * (np.abs(q_KrD) @ np.abs(k_KnD).swapaxes(1, 2))
+    condition = _condition(rules, q_KrD, k_KnD, v_KnV, p_Krn, out_KrV, slope_of_cap, size_Krn + bias_Krn)
+    answer.out_THV[rows], answer.lse_TH[rows] = by_token(out_KrV), by_token(lse_Kr)
+    for whole, part in zip(answer.condition, condition, strict=True):
+        whole[rows] = by_token(part)
+
+
+def _log_sum_exp(logit_Krn: Array, sinks_h: Array | None) -> Array:
+    """Natural log-sum-exp [K, r]; a sink is one more logit of each row."""
+    top_Kr = logit_Krn.max(axis=-1)
+    sinks_Kr = None if sinks_h is None else sinks_h.reshape(top_Kr.shape)
+    if sinks_Kr is not None:
+        top_Kr = np.maximum(top_Kr, sinks_Kr)
+    top_Kr = np.where(np.isneginf(top_Kr), 0.0, top_Kr)
+    total_Kr = np.exp(logit_Krn - top_Kr[..., None]).sum(axis=-1)
+    if sinks_Kr is not None:
+        total_Kr = total_Kr + np.exp(sinks_Kr - top_Kr)
+    with np.errstate(divide="ignore"):
+        return np.asarray(top_Kr + np.log(total_Kr))
+
+
+def _condition(
+    rules: Rules,
+    q_KrD: Array,
+    k_KnD: Array,
+    v_KnV: Array,
+    p_Krn: Array,
+    out_KrV: Array,
+    slope_of_cap: Array,
+    size_Krn: Array,
+) -> Condition:
+    """The sums that `Condition` names; as magnitudes they need no more than float32."""
+    q, k, v, p, out = (x.astype(np.float32) for x in (q_KrD, k_KnD, v_KnV, p_Krn, out_KrV))
+    pc_Krn = p * size_Krn.astype(np.float32)
+    # sum_d q_d^2 (k_jd - mean_d)^2, where mean = sum_j p_j k_j.
+    q2, mean_KrD = q * q, p @ k
+    change2_Krn = q2 @ (k * k).swapaxes(1, 2)
+    mean2_Kr1 = (q2 * mean_KrD * mean_KrD).sum(axis=-1, keepdims=True)
+    centred2_Krn = change2_Krn - 2 * ((q2 * mean_KrD) @ k.swapaxes(1, 2)) + mean2_Kr1
+    if rules.codes:
+        centred2_Krn = centred2_Krn + change2_Krn
+    g_Krn = (p * slope_of_cap.astype(np.float32) * np.float32(rules.scale)) ** 2
+    w_Krn = g_Krn * np.maximum(centred2_Krn, 0)
+    spread2_KrV = w_Krn @ (v * v) - 2 * out * (w_Krn @ v) + out * out * w_Krn.sum(axis=-1, keepdims=True)
+    size = abs(v)
+    lse2_Kr = rules.scale**2 * mean2_Kr1[..., 0] + ((g_Krn * change2_Krn).sum(axis=-1) if rules.codes else 0)
+    found = (
+        p @ size,
+        pc_Krn @ size + abs(out) * pc_Krn.sum(axis=-1, keepdims=True),
+        np.sqrt(np.maximum(spread2_KrV, 0)),
+        np.sqrt((p * p) @ (v * v) * (2 if rules.codes else 1)),
+        pc_Krn.sum(axis=-1),
+        np.sqrt(lse2_Kr),
+    )
+    return Condition(*(x.astype(np.float64) for x in found))
 
 
 def merge(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ history and reads results through these addresses, so that a fault in a view, a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,12 +128,22 @@ class PagedBytes:
 
     def write(self, cache: CacheId, name: str, slots: Sequence[int], values: torch.Tensor) -> None:
         """Store `values` [slots, *logical axes], in the field's own dtype."""
-        self.memory[self.where(cache, name, slots)] = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+        memory, address = self._elements(cache, name, slots)
+        memory[address] = values.contiguous().view(torch.uint8).numpy().reshape(-1).view(memory.dtype)
 
     def read(self, cache: CacheId, name: str, slots: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """The elements of some slots, with the dtype and trailing shape of `like`."""
-        found = torch.from_numpy(self.memory[self.where(cache, name, slots)].copy())
+        memory, address = self._elements(cache, name, slots)
+        found = torch.from_numpy(memory[address].view(np.uint8))
         return found.view(like.dtype).view(len(slots), *like.shape[1:])
+
+    def _elements(self, cache: CacheId, name: str, slots: Sequence[int]) -> tuple[npt.NDArray[Any], Addresses]:
+        """The memory as elements of the field's width, and those of some slots; bytes where they are unaligned."""
+        width = self._width(cache, name)
+        address = element_addresses(self.config, cache, name, slots).reshape(-1)
+        if width == 1 or len(self.memory) % width or (address % width).any():
+            return self.memory, self.where(cache, name, slots)
+        return self.memory.view(f"u{width}"), address // width
 
     def _width(self, cache: CacheId, name: str) -> int:
         fields = self.config.group_of(cache).layout.layout.fields

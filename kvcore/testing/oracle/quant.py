@@ -11,6 +11,7 @@ fp8            code = the nearest fp8 value of value / scale, ties to the even c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ Fields = dict[str, torch.Tensor]
 _FP8 = {"fp8_e4m3": (4, 3, 7, True), "fp8_e5m2": (5, 2, 15, False)}
 
 
+@cache
 def fp8_values(name: str) -> Array:
     """The value of each of the 256 codes, built from sign, exponent and mantissa."""
     bits, mantissa_bits, bias, finite_top = _FP8[name]

@@ -1,20 +1,20 @@
-"""How far an answer may lie from the oracle: derived from dtype, length and accumulation, never per case.
+"""How far an answer may lie from the oracle: what a right kernel in these dtypes may lose, derived row by row.
 
-With u the unit roundoff of the query's dtype, a that of the accumulator (float32; float64 for float64),
-D the head dimension, n the keys a row can see at most, and from the oracle, for each row and head,
-S = max_j scale * sum_d |q_d k_d|, B = the largest ALiBi bias, and for each output W = sum_j p_j |v_j|:
+With u the unit roundoff of the query's dtype, a that of the accumulator (float32; float64 for float64), D the head
+dimension, n the keys a row can see at most, and, from the oracle (`Condition`), how the row reacts to roundings:
 
-    score    ds  = 2 u S                        the scaled query, or a dequantized key, rounded once each
-                 + a (4 sqrt(D) + 8) (S + B)    products summed in the accumulator, scale, cap, bias
-    output   tol = 2 ds W                       d(out) = sum_j p_j ds_j (v_j - out)
-                 + 2 u W                        probabilities, and dequantized values, rounded once each
-                 + a (4 sqrt(n) + 16) W         exp and the sum over keys
-                 + u |out|                      the result rounded to the query's dtype
-    lse      tol = ds + a (4 sqrt(n) + 16) + 2 a |lse|
+    output   tol = 3 u scores              the scaled query, or a decoded key, rounded once in each element
+                 + 3 u probs               probabilities, and decoded values, rounded once each
+                 + a (4 sqrt(D) + 8) sums  products summed in the accumulator, scale, cap, bias
+                 + a (4 sqrt(n) + 16) W    exp and the sum over keys; W = sum_j p_j |v_j|
+                 + u |out|                 the result rounded to the query's dtype (by 2^-25 in float16 at least)
+    lse      tol = 3 u lse_scores + a (4 sqrt(D) + 8) lse_sums + a (4 sqrt(n) + 16) + 2 a |lse|
 
-Sums of n rounded terms grow like sqrt(n) when roundings are independent; 4 standard deviations are allowed.
-Terms in u vanish where the dtype is the accumulator's own. The cache's own rounding is no error: the oracle
-computes from the numbers that the cache holds.
+Independent roundings add up like the root of the sum of their squares, and each counts with its bound u as if that
+were its standard deviation (it is u / sqrt(3) at most): 3 of those are allowed. Sums of n rounded terms grow like
+sqrt(n) for the same reason. All is first order: d(out) = sum_j p_j ds_j (v_j - out), d(lse) = sum_j p_j ds_j. Terms
+in u vanish where the dtype is the accumulator's own. The cache's own rounding is no error: the oracle computes from
+the numbers that the cache holds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import numpy as np
 from kvcore.testing.oracle.attention import Answer, Array
 
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Half the distance of the smallest numbers, where it can matter.
+TINY = {"float16": 2.0**-25}
 
 
 def accumulator(dtype: str) -> float:
@@ -31,23 +33,37 @@ def accumulator(dtype: str) -> float:
     return min(UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[dtype])
 
 
-def score_error(answer: Answer, dtype: str, head_dim: int) -> Array:
-    """Allowed error of a score, [T, H]."""
-    u, a = UNIT_ROUNDOFF[dtype], accumulator(dtype)
-    sums = a * (4 * np.sqrt(head_dim) + 8) * (answer.score_TH + answer.bias_TH)
-    return np.asarray(2 * u * answer.score_TH + sums)
-
-
 def output_tolerance(answer: Answer, dtype: str, head_dim: int, keys: int) -> Array:
     """Allowed error of each output, [T, H, Dv]."""
-    u, a = UNIT_ROUNDOFF[dtype], accumulator(dtype)
-    ds = score_error(answer, dtype, head_dim)[..., None]
-    relative = 2 * ds + 2 * u + a * (4 * np.sqrt(keys) + 16)
-    return np.asarray(relative * answer.weight_THV + u * np.abs(answer.out_THV))
+    u, a, found = UNIT_ROUNDOFF[dtype], accumulator(dtype), answer.condition
+    rounded = 3 * u * (found.scores_THV + found.probs_THV) + u * np.abs(answer.out_THV) + TINY.get(dtype, 0)
+    summed = (4 * np.sqrt(head_dim) + 8) * found.sums_THV + (4 * np.sqrt(keys) + 16) * found.weight_THV
+    return np.asarray(rounded + a * summed)
 
 
 def lse_tolerance(answer: Answer, dtype: str, head_dim: int, keys: int) -> Array:
     """Allowed error of each float32 log-sum-exp, [T, H]."""
-    a = UNIT_ROUNDOFF["float32"]
+    u, a, found = UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["float32"], answer.condition
     size = np.where(np.isfinite(answer.lse_TH), np.abs(answer.lse_TH), 0.0)
-    return np.asarray(score_error(answer, dtype, head_dim) + a * (4 * np.sqrt(keys) + 16) + 2 * a * size)
+    summed = (4 * np.sqrt(head_dim) + 8) * found.lse_sums_TH + 4 * np.sqrt(keys) + 16 + 2 * size
+    return np.asarray(3 * u * found.lse_scores_TH + a * summed)
+
+
+def upper_bound(
+    out_THV: Array, score_TH: Array, bias_TH: Array, weight_THV: Array, dtype: str, head_dim: int, keys: int
+) -> Array:
+    """More than `output_tolerance`, [T, H, Dv], from the sizes of a row alone: every rounding to its worst.
+
+    Args:
+        out_THV: Outputs.
+        score_TH: At least the largest ``scale * sum_d |q_d * k_d|`` of the row.
+        bias_TH: At least its largest ``slope * |i - j|``.
+        weight_THV: At least ``sum_j p_j * |v_j|``.
+        dtype: Of the queries.
+        head_dim: D.
+        keys: n.
+    """
+    u, a = UNIT_ROUNDOFF[dtype], accumulator(dtype)
+    score = 3 * u * score_TH + a * (4 * np.sqrt(head_dim) + 8) * (score_TH + bias_TH)
+    relative = 2 * score[..., None] + 6 * u + a * (4 * np.sqrt(keys) + 16)
+    return np.asarray(relative * weight_THV + u * np.abs(out_THV))

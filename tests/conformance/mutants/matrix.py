@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -19,7 +20,7 @@ from conformance.mutants.mutant import Mutant, catalogue
 from conformance.mutants.table import MUTANTS
 
 from kvcore.attention.declaration import BackendSpec
-from kvcore.testing import run
+from kvcore.testing import Case, run
 from kvcore.testing.cases.case import LEVELS
 
 ROOT = Path(__file__).parents[3]
@@ -58,18 +59,24 @@ def first_kill(mutant: Mutant, spec: type[BackendSpec]) -> tuple[str, str]:
     return next(((r.case.id, r.reason or "") for r in results if r.outcome == "failed"), ("", ""))
 
 
-def killing_levels(spec: type[BackendSpec], tier: str = "full", levels: tuple[str, ...] = LEVELS) -> list[str]:
+def killing_levels(
+    spec: type[BackendSpec],
+    tier: str = "full",
+    levels: tuple[str, ...] = LEVELS,
+    pick: Callable[[Sequence[Case]], Sequence[Case]] = list,
+) -> list[str]:
     """The levels in which some case fails; each stops at its first.
 
     Args:
         spec: The mutant.
         tier: ``quick`` leaves out the cases of level full.
         levels: Which levels to try.
+        pick: Which of their cases.
     """
     found = []
     for level in levels:
         cases = [c for c in catalogue() if c.level == level and (tier == "full" or c.tier == "quick")]
-        if any(r.outcome == "failed" for r in run(spec, cases, stop_at_first=True, probe_refused=False)):
+        if any(r.outcome == "failed" for r in run(spec, pick(cases), stop_at_first=True, probe_refused=False)):
             found.append(level)
     return found
 
