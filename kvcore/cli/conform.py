@@ -12,7 +12,9 @@ from kvcore.cli.commands import Command, backends_as_list
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.schema import DeviceRoot, node
 from kvcore.errors import ConfigError
+from kvcore.models.stored_as import known_kind
 from kvcore.settings.key import key
+from kvcore.testing.cases.case import SIZES
 
 if TYPE_CHECKING:
     from kvcore.testing.cases.outcome import CellResult
@@ -47,11 +49,26 @@ class WhereKeys:
 
 
 @dataclass(frozen=True)
+class ContentKeys:
+    """What the cases store keys and values in."""
+
+    content: str = key("auto", "a plugin's content, which is then what is proven; auto: plain keys and values")
+
+
+@dataclass(frozen=True)
 class Keys(DeviceRoot):
     """Backends, and the cases that they are asked."""
 
     backend: tuple[str, ...] = key(("all",), "NAME, A,B or all")
-    level: str = key("quick", "how many cases run", choices=("quick", "full"))
+    level: str = key("quick", "how many cases run: fast takes seconds, full minutes", choices=SIZES)
+    cases: str = key(
+        "auto",
+        "auto: of backends that are interpreted or emulated a covering set chosen by cost",
+        choices=("auto", "all"),
+    )
+    jobs: int = key(1, "processes that run cases; each has an instance of the backend of its own", least=1, most=256)
+    slowest: int = key(0, "how many of the slowest cases are listed", least=0)
+    cache: ContentKeys = node(ContentKeys)
     where: WhereKeys = node(WhereKeys)
     html: str | None = key(None, "file for the cross-backend matrix, as one HTML page")
 
@@ -83,12 +100,15 @@ def execute(job: Job[Keys]) -> Result:
         options=config.backends,
         facts=facts,
         registry=job.registry,
+        content=known_kind("cache.content", config.cache.content, job.registry.contents),
+        cover_slow=config.cases == "auto",
+        jobs=config.jobs,
         report=progress.show,
     )
     progress.end()
     if config.html is not None:
         _write(config.html, page(done))
-    return Result(done.as_dict(), text(done), NO if done.failed else DONE)
+    return Result(done.as_dict(), text(done, slowest=config.slowest), NO if done.failed else DONE)
 
 
 def _write(path: str, content: str) -> None:

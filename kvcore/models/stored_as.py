@@ -40,8 +40,8 @@ def stored_as(
         ConfigError: No such kind is installed, or it can stand in for no cache of the model.
         PluginError: A retention gives up tokens that its layer still reads.
     """
-    new_content = _known("cache.content", content, contents)
-    new_retention = _known("cache.retention", retention, retentions)
+    new_content = known_kind("cache.content", content, contents)
+    new_retention = known_kind("cache.retention", retention, retentions)
     caches = tuple(_replaced(c, new_content, new_retention) for c in facts.caches)
     for key, kind, part in (("content", content, "content"), ("retention", retention, "retention")):
         before, after = ([getattr(c.spec, part) for c in found] for found in (facts.caches, caches))
@@ -56,7 +56,12 @@ def stored_as(
     return replace(facts, caches=caches)
 
 
-def _known(key: str, kind: str, installed: Mapping[str, type[_Kind]]) -> type[_Kind] | None:
+def known_kind(key: str, kind: str, installed: Mapping[str, type[_Kind]]) -> type[_Kind] | None:
+    """The class that a kind asks for; None for ``auto``.
+
+    Raises:
+        ConfigError: No such kind is installed.
+    """
     if kind == "auto":
         return None
     if kind not in installed:

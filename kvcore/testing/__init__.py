@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvcore.testing.cases.case import Base, Case, Seq
-    from kvcore.testing.cases.catalogue import all_cases, cover
+    from kvcore.testing.cases.catalogue import all_cases
+    from kvcore.testing.cases.covering import cover
     from kvcore.testing.cases.outcome import CellResult
     from kvcore.testing.checks.runner import run
     from kvcore.testing.conformance import BackendConformance
@@ -26,7 +27,7 @@ _HOMES = {
     "Seq": "kvcore.testing.cases.case",
     "all_cases": "kvcore.testing.cases.catalogue",
     "conform": "kvcore.testing.report.conform",
-    "cover": "kvcore.testing.cases.catalogue",
+    "cover": "kvcore.testing.cases.covering",
     "run": "kvcore.testing.checks.runner",
 }
 __all__ = ["BackendConformance", "Base", "Case", "CellResult", "Seq", "all_cases", "conform", "cover", "run"]

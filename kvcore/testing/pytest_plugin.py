@@ -16,5 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="an installed backend that kvcore.testing.suite judges; repeatable; default: every one",
     )
     group.addoption(
-        "--kvcore-level", choices=("quick", "full"), default="quick", help="how many cases kvcore.testing.suite runs"
+        "--kvcore-level",
+        choices=("fast", "quick", "full"),
+        default="quick",
+        help="how many cases kvcore.testing.suite runs",
     )

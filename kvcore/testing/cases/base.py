@@ -15,7 +15,7 @@ from kvcore.spec.layout import KernelBlocks, LayoutOption
 from kvcore.testing.cases.answers import asking, reasoned, well_formed
 from kvcore.testing.cases.axes import LATENT
 from kvcore.testing.cases.case import Base, Case
-from kvcore.testing.cases.outcome import PROOFS, Refused
+from kvcore.testing.cases.outcome import DECLARED, PROOFS, Refused
 from kvcore.testing.cases.planning import Target, layouts_of
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -32,7 +32,7 @@ class Opened(NamedTuple):
     Attributes:
         target: Its declaration, the options in use and the device.
         missing: Why nothing can run here, or None.
-        proof: What a pass proves.
+        proof: What a pass proves; ``declared`` where nothing can run.
     """
 
     target: Target
@@ -68,7 +68,7 @@ def open_backend(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> O
         proof = spec.proof(target.options, facts)
     if proof not in PROOFS:
         raise BackendError(f"proof() says {proof!r}; allowed: {', '.join(PROOFS)}")
-    return Opened(target, missing, proof)
+    return Opened(target, missing, DECLARED if missing else proof)
 
 
 def switch_on(spec: type[BackendSpec], options: Any, facts: DeviceFacts) -> tuple[Target, str | None]:

@@ -38,6 +38,8 @@ AXES = (
     *BOUNDS,
 )
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5")
+# How many cases run: a small set, those of tier quick, all.
+SIZES = ("fast", "quick", "full")
 TIERS = ("quick", "full")
 
 

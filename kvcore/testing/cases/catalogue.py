@@ -1,7 +1,7 @@
 """The cases of all levels, generated from declared axes. Imports no torch.
 
-Quick varies one axis at a time around the base, phases taking turns; full gives every value every phase
-that can show it, and adds combinations in which every pair of values of two axes meets.
+Quick varies one axis at a time around the base, phases taking turns; fast is a covering set of it. Full gives every
+value every phase that can show it, and adds combinations in which every pair of values of two axes meets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from kvcore.testing.cases import axes as ax
 from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
 from kvcore.testing.cases.case import LEVELS, Base, Case
+from kvcore.testing.cases.covering import BUDGETS, cover
 from kvcore.testing.cases.robust import level_3, level_4, level_5
 from kvcore.testing.cases.sizes import sizes
 from kvcore.testing.cases.write import level_0, level_1
@@ -23,7 +24,7 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
     """All cases.
 
     Args:
-        level: ``quick`` or ``full``.
+        level: ``fast``, ``quick`` or ``full``.
         base: The plainest problem that the backend takes.
         levels: Which of L0 to L5.
 
@@ -39,27 +40,8 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
         for case in make(maker):
             if case.tier == "quick" or level == "full":
                 found.setdefault(case.id, case)
-    return list(found.values())
-
-
-def cover(cases: Sequence[Case]) -> list[Case]:
-    """A small set for slow levels of proof: cheapest first, each case that brings a new check, feature or axis value.
-
-    Level 0 costs nothing and is kept whole. For what is slow, such as an interpreter; a device runs all.
-    """
-    kept, seen = list[Case](), set[tuple[str, str]]()
-    for case in sorted(cases, key=lambda c: (c.level != "L0", c.cost, c.id)):
-        # Of a value over latents nothing follows for KV heads, which other backends serve.
-        axes = {axis: value for axis, value in case.axes().items() if axis != "block_size"}
-        facts = {(axis, f"{value} {case.stores}") for axis, value in axes.items()}
-        facts |= {("check", f"{case.level} {case.check}"), ("layout", str(case.layout))}
-        facts |= {("attend", case.dtype)} if (case.level, case.check) == ("L2", "attend") else set()
-        facts |= {("poison", case.poison), ("placement", case.placement), ("neighbour", case.neighbour)}
-        facts |= {("variant", case.variant), ("tail", str(case.own_retention)), ("lse", str(case.lse))}
-        if case.level == "L0" or facts - seen:
-            kept.append(case)
-            seen |= facts
-    return sorted(kept, key=lambda c: c.level)
+    cases = list(found.values())
+    return cover(cases, BUDGETS["fast"]) if level == "fast" else cases
 
 
 def level_2(m: CaseBuilder) -> Iterator[Case]:

@@ -12,6 +12,9 @@ Outcome = Literal["passed", "failed", "unsupported", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unsupported", "skipped")
 # Strongest proof first; the last two never count as proven.
 PROOFS = ("device", "interpreter", "host", "emulated")
+# Of a backend whose library or device is missing: nothing but its declaration was asked.
+DECLARED = "declared"
+STRENGTH = (*PROOFS, DECLARED)
 PROVEN = frozenset(("device", "interpreter"))
 
 
@@ -72,11 +75,12 @@ class CellResult:
         case: The case (`kvcore.testing.cases.case.Case`).
         backend: Name of the backend.
         outcome: passed, failed, unsupported (declared, and seen to refuse) or skipped (cannot run here).
-        proof: device, interpreter, host or emulated; what the run proves.
+        proof: device, interpreter, host or emulated; what the run proves. ``declared`` where no kernel can run.
         reason: Why it is not passed; None for passed.
         error, tolerance: The worst element, where something was compared.
         understated: A refused case that would have been right.
         seconds: Wall time.
+        after: Of a failure, the cases that the same instance of the backend had run before, in their order.
     """
 
     case: Any
@@ -88,6 +92,7 @@ class CellResult:
     tolerance: float | None = None
     understated: bool = False
     seconds: float = 0.0
+    after: tuple[Any, ...] = ()
 
     @property
     def proven(self) -> bool:

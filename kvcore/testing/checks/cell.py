@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -58,6 +59,7 @@ class Cell:
     def __init__(self, target: Target, proof: str, probe: bool) -> None:
         self.target, self.proof = target, proof
         self.instance = Instance(target)
+        self._before: list[Case] = []
         # A kernel that was never meant to run may leave a GPU unusable for the rest of the process.
         self.probe = probe and target.device == "cpu" and proof in ("device", "interpreter")
 
@@ -69,13 +71,18 @@ class Cell:
         try:
             return self._judge(case)
         except CheckFailure as failure:
-            self.instance.drop()
-            return self.result(case, "failed", str(failure), failure.error, failure.tolerance)
+            return self._failed(case, str(failure), failure.error, failure.tolerance)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # a kernel may raise anything, sys.exit included
-            self.instance.drop()
-            return self.result(case, "failed", f"raised {raised(error)}")
+            return self._failed(case, f"raised {raised(error)}")
+
+    def _failed(self, case: Case, reason: str, *worst: float | None) -> CellResult:
+        """A failure, and what the instance had run before; the next case meets a new one."""
+        result = replace(self.result(case, "failed", reason, *worst), after=tuple(self._before))
+        self.instance.drop()
+        self._before.clear()
+        return result
 
     def _judge(self, case: Case) -> CellResult:
         if case.level != "L0":
@@ -90,6 +97,8 @@ class Cell:
             return self._refused_later(case, refused)
         except CannotJudge as missing:
             return self.result(case, "skipped", str(missing))
+        if case.level != "L0":
+            self._before.append(case)
         return self.result(case, "passed", None, measure.error, measure.tolerance)
 
     def _refusal(self, case: Case) -> Refusal | None:

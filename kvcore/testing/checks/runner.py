@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError, ConfigError
 from kvcore.registry.loader import installed
 from kvcore.spec.content import Content
 from kvcore.testing.cases.answers import timed
-from kvcore.testing.cases.base import content_refused, find_base, here, open_backend
-from kvcore.testing.cases.case import AXES, Case
+from kvcore.testing.cases.base import Opened, content_refused, find_base, here, open_backend
+from kvcore.testing.cases.case import AXES, SIZES, Case
 from kvcore.testing.cases.catalogue import all_cases
-from kvcore.testing.cases.outcome import CellResult, Outcome
+from kvcore.testing.cases.covering import BUDGETS, cover
+from kvcore.testing.cases.outcome import DECLARED, CellResult, Outcome
 from kvcore.testing.cases.own_content import over
 from kvcore.testing.cases.planning import Target, layout_options
 from kvcore.testing.checks.cell import Cell
+from kvcore.testing.checks.parallel import Recipe, in_processes
 
 Report = Callable[[CellResult], None]
+# Of backends that run on a CPU in the place of a device: slow.
+STAND_IN_PROOFS = ("interpreter", "emulated")
 CONTRACT = Case("L0.contract", "L0", "contract")
 CONTENT = Case("L0.content", "L0", "content")
 # Is a core profile served? Judged by how the cases of the profiles end. Level 0 asks whether one is declared, but a
@@ -66,6 +70,8 @@ def run(
     options: Any = None,
     facts: DeviceFacts | None = None,
     content: type[Content] | None = None,
+    cover_slow: bool = False,
+    jobs: int = 1,
     stop_at_first: bool = False,
     probe_refused: bool = True,
     max_cost: int | None = None,
@@ -77,12 +83,14 @@ def run(
         backend: A declaration, or the name of an installed one.
         cases: Which cases; None takes the catalogue, written against the plainest problem it accepts, and
             without `where` the case `PROFILE` after it.
-        level: ``quick`` or ``full``, where `cases` is None.
+        level: ``fast``, ``quick`` or ``full``, where `cases` is None.
         where: Axis values that a case must have, where `cases` is None.
         options: An instance of its `Config`; None is the default. Stand-ins are switched on by themselves
             where the device is missing.
         facts: The device; None is the one of this machine.
         content: A plugin's content in which the cases of the catalogue store keys and values.
+        cover_slow: Of the catalogue, a covering set alone where the backend is interpreted or emulated.
+        jobs: Processes; each has an instance of the backend of its own.
         stop_at_first: Stop at the first failure.
         probe_refused: Run refused cases as well (on a CPU only), to report what is understated.
         max_cost: Leave out cases above this `Case.cost`, for interpreters; level 0 and one core profile
@@ -93,13 +101,13 @@ def run(
         One result a case. Cases for a layout that the backend does not have are left out.
 
     Raises:
-        KVCoreError: The backend is not installed, or an axis does not exist. Never for what a backend does.
+        KVCoreError: The backend is not installed, an axis or level does not exist, or another process cannot import
+            the backend. Never for what a backend does.
     """
     spec = installed().backend(backend) if isinstance(backend, str) else backend
-    check_where(where or {})
+    choice = Choice(level, dict(where or {}), content, cover_slow)
     found: list[CellResult] = []
-    asked = (cases, level, dict(where or {}), options, facts or here(), content, probe_refused, max_cost)
-    for result in _cells(spec, *asked):
+    for result in _cells(spec, cases, choice, options, facts or here(), jobs, probe_refused, max_cost):
         found.append(result)
         if report is not None:
             report(result)
@@ -108,11 +116,59 @@ def run(
     return found
 
 
+class Choice(NamedTuple):
+    """Which cases of the catalogue run.
+
+    Attributes:
+        level: ``fast``, ``quick`` or ``full``.
+        where: Axis values that a case must have.
+        content: A plugin's content in which they store keys and values, or None.
+        cover_slow: A covering set alone where the backend is interpreted or emulated.
+    """
+
+    level: str
+    where: dict[str, str]
+    content: type[Content] | None
+    cover_slow: bool
+
+    def of(self, opened: Opened) -> list[Case]:
+        """The cases that a backend is asked.
+
+        Raises:
+            BackendError: The declaration raises.
+        """
+        target = opened.target
+        base = find_base(target)
+        cases = all_cases(self.level, base)
+        if target.content is not None:
+            cases = over(target.content, cases, base)
+        found = [c for c in cases if c.matches(self.where) and _applies(c, target)]
+        if self.cover_slow and opened.proof in STAND_IN_PROOFS:
+            found = cover(found, BUDGETS[self.level])
+        return found + ([] if self.where else [PROFILE])
+
+
+def open_for(spec: type[BackendSpec], options: Any, facts: DeviceFacts, content: type[Content] | None) -> Opened:
+    """A backend that can be asked, over a content.
+
+    Raises:
+        BackendError: As `open_backend`.
+    """
+    opened = open_backend(spec, options, facts)
+    return opened._replace(target=replace(opened.target, content=content))
+
+
 def check_where(where: Mapping[str, str]) -> None:
     """Raise `ConfigError` for an axis that does not exist."""
     for axis in where:
         if axis not in AXES:
             raise ConfigError(f"there is no axis {axis}", field=f"where.{axis}", got=axis, allowed=AXES)
+
+
+def check_level(level: str) -> None:
+    """Raise `ConfigError` for a level that does not exist."""
+    if level not in SIZES:
+        raise ConfigError("there is no such level", field="level", got=level, allowed=SIZES)
 
 
 def selected(
@@ -123,6 +179,7 @@ def selected(
     options: Any = None,
     facts: DeviceFacts | None = None,
     content: type[Content] | None = None,
+    cover_slow: bool = False,
 ) -> list[Case]:
     """The cases that `run` would take from the catalogue; runs none.
 
@@ -130,9 +187,10 @@ def selected(
     """
     spec = installed().backend(backend) if isinstance(backend, str) else backend
     check_where(where or {})
+    check_level(level)
     try:
-        target = replace(open_backend(spec, options, facts or here()).target, content=content)
-        return _catalogue(target, level, dict(where or {}))
+        opened = open_for(spec, options, facts or here(), content)
+        return Choice(level, dict(where or {}), content, cover_slow).of(opened)
     except BackendError:
         return [CONTRACT]
 
@@ -148,67 +206,74 @@ def nothing_selected(where: Mapping[str, str]) -> ConfigError:
     )
 
 
-def _catalogue(target: Target, level: str, where: dict[str, str]) -> list[Case]:
-    base = find_base(target)
-    cases = all_cases(level, base)
-    if target.content is not None:
-        cases = over(target.content, cases, base)
-    found = [c for c in cases if c.matches(where)]
-    return [c for c in found if _applies(c, target)] + ([] if where else [PROFILE])
-
-
 def _cells(
     spec: type[BackendSpec],
     cases: Sequence[Case] | None,
-    level: str,
-    where: dict[str, str],
+    choice: Choice,
     options: Any,
     facts: DeviceFacts,
-    content: type[Content] | None,
+    jobs: int,
     probe: bool,
     max_cost: int | None,
 ) -> Iterator[CellResult]:
+    check_where(choice.where)
+    check_level(choice.level)
     name = str(getattr(spec, "name", spec))
     try:
-        target, missing, proof = open_backend(spec, options, facts)
-        target = replace(target, content=content)
-        refused = None if content is None else content_refused(target)
+        opened = open_for(spec, options, facts, choice.content)
+        refused = None if choice.content is None else content_refused(opened.target)
         if refused is not None:
-            yield CellResult(replace(CONTENT, stored_as=content), name, "unsupported", proof, refused)
+            case = replace(CONTENT, stored_as=choice.content)
+            yield CellResult(case, name, "unsupported", opened.proof, refused)
             return
-        chosen = _catalogue(target, level, where) if cases is None else [c for c in cases if _applies(c, target)]
+        chosen = choice.of(opened) if cases is None else [c for c in cases if _applies(c, opened.target)]
     except BackendError as error:
-        yield CellResult(CONTRACT, name, "failed", "device", error.message)
+        yield CellResult(CONTRACT, name, "failed", DECLARED, error.message)
         return
-    ends = _Ends(Cell(target, proof, probe), missing)
-    for case in chosen:
-        if max_cost is None or case.cost <= max_cost:
-            yield ends.of(case)
+    asked = [c for c in chosen if max_cost is None or c.cost <= max_cost]
+    ends = _Ends(Recipe(opened.target, opened.proof, probe), opened.missing)
+    arriving = in_processes([c for c in asked if ends.runs(c)], ends.recipe, jobs) if jobs > 1 else None
+    for case in asked:
+        while arriving is not None and ends.runs(case) and case not in ends.arrived:
+            result = next(arriving)
+            ends.arrived[result.case] = result
+        yield ends.of(case)
 
 
 class _Ends:
     """How cases end.
 
     Args:
-        cell: Runs them.
+        recipe: What runs them.
         missing: Why no kernel can run here, or None.
+
+    Attributes:
+        arrived: How cases ended that another process ran.
     """
 
-    def __init__(self, cell: Cell, missing: str | None) -> None:
-        self._cell, self._missing = cell, missing
+    def __init__(self, recipe: Recipe, missing: str | None) -> None:
+        self.recipe = recipe
+        self._cell, self._missing = Cell(*recipe), missing
+        self.arrived: dict[Case, CellResult] = {}
         self._ended: dict[Case, CellResult] = {}
+
+    def runs(self, case: Case) -> bool:
+        """Whether a case has to be run to know how it ends."""
+        return case.check != PROFILE.check and (self._missing is None or case.level == "L0")
 
     def of(self, case: Case) -> CellResult:
         """The result of a case; that of `PROFILE` follows from the results of others."""
-        profile = case.check == PROFILE.check
-        if self._missing is not None and (profile or case.level != "L0"):
+        if self._missing is not None and not self.runs(case):
             return self._cell.result(case, "skipped", self._missing)
-        self._ended[case] = timed(lambda: self._profile(case)) if profile else self._cell.run(case)
+        if case in self.arrived:
+            self._ended[case] = self.arrived.pop(case)
+        else:
+            self._ended[case] = self._cell.run(case) if self.runs(case) else timed(lambda: self._profile(case))
         return self._ended[case]
 
     def _profile(self, case: Case) -> CellResult:
         try:
-            return self._cell.result(case, *profile_served(self._cell.target, self._before_or_now))
+            return self._cell.result(case, *profile_served(self.recipe.target, self._before_or_now))
         except BackendError as error:
             return self._cell.result(case, "failed", error.message)
 

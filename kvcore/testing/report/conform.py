@@ -1,52 +1,29 @@
-"""One run over several backends: `conform`, its counts, its matrix and its texts."""
+"""One run over several backends: `conform`, its counts and its document."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvcore.attention.declaration import DeviceFacts
-from kvcore.errors import BackendUnavailableError, ConfigError
+from kvcore.attention.declaration import BackendSpec, DeviceFacts
+from kvcore.errors import BackendError, BackendUnavailableError
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
-from kvcore.testing.cases.case import AXES, Case
-from kvcore.testing.cases.outcome import OUTCOMES, PROOFS, PROVEN, CellResult, Outcome
-from kvcore.testing.checks.runner import Report, check_where, nothing_selected, run
+from kvcore.spec.content import Content
+from kvcore.testing.cases.base import here
+from kvcore.testing.cases.case import Case
+from kvcore.testing.cases.covering import unasked
+from kvcore.testing.cases.outcome import DECLARED, OUTCOMES, STRENGTH, CellResult, Outcome
+from kvcore.testing.checks.runner import Report, check_level, check_where, nothing_selected, open_for, run, selected
 from kvcore.testing.report import reproducer
+from kvcore.testing.report.matrix import MatrixCell, matrix
+from kvcore.testing.report.unproven import not_proven
 
 NOT_LOADED = Case("L0.contract", "L0", "contract")
-# The worst says most: one failure spoils a value, one pass proves that it is served.
-_ORDER: tuple[Outcome, ...] = ("failed", "passed", "unsupported", "skipped")
-
-
-@dataclass(frozen=True)
-class MatrixCell:
-    """One value of one feature on one backend.
-
-    Attributes:
-        feature, value: The axis and its value.
-        backend: The backend.
-        outcome: The worst of its cases, where a pass outweighs a refusal of another feature.
-        proof: The weakest proof of the cases that passed, else of all.
-        cases: How many cases stand behind it.
-    """
-
-    feature: str
-    value: str
-    backend: str
-    outcome: Outcome
-    proof: str
-    cases: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether it passed with a proof that counts."""
-        return self.outcome == "passed" and self.proof in PROVEN
-
-    def as_dict(self) -> dict[str, Any]:
-        """The entry of `matrix`."""
-        return {**asdict(self), "proven": self.proven}
+# How long failures are looked into, the smallest of them first.
+REPRODUCING_SECONDS = 60.0
 
 
 @dataclass
@@ -54,16 +31,24 @@ class Conformance:
     """All results of a run.
 
     Attributes:
-        level: quick or full.
+        level: fast, quick or full.
         backends: Names, in the order in which they ran.
+        content: Kind of the plugin's content in which keys and values were stored, or None.
         results: Every cell.
         reproducer: Python for the smallest failing case, or None.
+        scripts: Python for every failing case, by backend and case.
+        unasked: Per backend, the values of axes that were left out because they take long.
+        unproven: Per backend, what may not be concluded, in sentences.
     """
 
     level: str
     backends: list[str]
+    content: str | None = None
     results: list[CellResult] = field(default_factory=list)
     reproducer: str | None = None
+    scripts: dict[tuple[str, str], str] = field(default_factory=dict)
+    unasked: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    unproven: dict[str, list[str]] = field(default_factory=dict)
 
     def of(self, backend: str) -> list[CellResult]:
         """The cells of one backend."""
@@ -81,31 +66,36 @@ class Conformance:
 
     def matrix(self) -> list[MatrixCell]:
         """Feature by value by backend; beside the axes, one row a level."""
-        found: dict[tuple[str, str, str], list[CellResult]] = {}
-        for result in self.results:
-            features = {"level": result.case.level} | result.case.axes()
-            for name, value in features.items():
-                found.setdefault((name, _shown(value), result.backend), []).append(result)
-        order = {name: i for i, name in enumerate(("level", *AXES))}
-        rows = sorted(found.items(), key=lambda item: (order[item[0][0]], _natural(item[0][1])))
-        return [_cell(*key, results) for key, results in rows]
+        return matrix(self.results)
+
+    def slowest(self, count: int) -> list[CellResult]:
+        """The cells that took longest, the slowest first."""
+        return sorted(self.results, key=lambda r: -r.seconds)[:count]
+
+    def proof(self, backend: str) -> list[str]:
+        """The levels of proof of a backend's cells, the strongest first."""
+        found = {r.proof for r in self.of(backend)}
+        return sorted(found, key=STRENGTH.index)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document of `kvcore conform`."""
         return {
             "level": self.level,
+            "content": self.content,
             "summary": self.summary(),
             "backends": [
                 {
                     "name": name,
-                    "proof": sorted({r.proof for r in self.of(name) if r.outcome != "skipped"}, key=PROOFS.index),
+                    "proof": self.proof(name),
                     "summary": self.summary(name),
                     "reason": self._reason(name),
+                    "unasked": self.unasked.get(name, {}),
+                    "not_proven": self.unproven.get(name, []),
                 }
                 for name in self.backends
             ],
             "matrix": [cell.as_dict() for cell in self.matrix()],
-            "cases": [result.as_dict() for result in self.results],
+            "cases": [r.as_dict() | {"reproducer": self.scripts.get((r.backend, r.case.id))} for r in self.results],
             "reproducer": self.reproducer,
         }
 
@@ -124,17 +114,23 @@ def conform(
     options: Mapping[str, Any] | None = None,
     facts: DeviceFacts | None = None,
     registry: Registry | None = None,
+    content: type[Content] | None = None,
+    cover_slow: bool = True,
+    jobs: int = 1,
     report: Report | None = None,
 ) -> Conformance:
     """Run the kit over several backends.
 
     Args:
         backends: Names, or ``all``: every registered backend, and those whose plugin cannot be loaded.
-        level: ``quick`` or ``full``.
+        level: ``fast``, ``quick`` or ``full``.
         where: Axis values that a case must have.
         options: Options by backend name.
         facts: The device; None is the one of this machine.
         registry: The plugins; None is what is installed.
+        content: A plugin's content in which keys and values are stored.
+        cover_slow: Ask backends that are interpreted or emulated a covering set alone.
+        jobs: Processes.
         report: Told of each result as it comes.
 
     Raises:
@@ -144,25 +140,51 @@ def conform(
     """
     registry = registry or installed()
     check_where(where or {})
-    if level not in ("quick", "full"):
-        raise ConfigError("there is no such level", field="level", got=level, allowed=("quick", "full"))
+    check_level(level)
     broken = _broken(registry)
     names = sorted({*registry.backends, *broken}) if backends == "all" else _names(backends)
-    done = Conformance(level, names)
+    done = Conformance(level, names, content=None if content is None else content.kind)
     for name in names:
         if name in broken:
             outcome, reason = broken[name]
-            results = [CellResult(NOT_LOADED, name, outcome, "device", reason)]
+            results = [CellResult(NOT_LOADED, name, outcome, DECLARED, reason)]
             for result in results if report is not None else ():
                 report(result)  # type: ignore[misc]
-        else:
-            spec = registry.backend(name)
-            mine = (options or {}).get(name)
-            results = run(spec, level=level, where=where, options=mine, facts=facts, report=report)
-        done.results += results
+            done.results += results
+            continue
+        spec = registry.backend(name)
+        asked: dict[str, Any] = {
+            "where": where,
+            "options": (options or {}).get(name),
+            "facts": facts,
+            "content": content,
+        }
+        done.results += run(spec, level=level, cover_slow=cover_slow, jobs=jobs, report=report, **asked)
+        _what_is_left(done, spec, registry, cover_slow, asked)
     _something_ran(done, where or {})
     _reproduce(done, registry, options or {}, facts)
     return done
+
+
+def _what_is_left(
+    done: Conformance, spec: type[BackendSpec], registry: Registry, cover_slow: bool, asked: dict[str, Any]
+) -> None:
+    """Note what was not asked of a backend, and what was not proven."""
+    name = str(spec.name)
+    try:
+        opened = open_for(spec, asked["options"], asked["facts"] or here(), asked["content"])
+    except BackendError:
+        return  # it has failed already, with that reason
+    chosen, whole, full = (
+        [c for c in selected(spec, level=level, cover_slow=few, **asked) if c.seqs]
+        for level, few in ((done.level, cover_slow), (done.level, False), ("full", False))
+    )
+    left = unasked(whole, chosen)
+    if left:
+        done.unasked[name] = left
+    done.unproven[name] = not_proven(
+        opened, done.of(name), left, registry, asked["content"], len({c.id for c in full} - {c.id for c in whole})
+    )
 
 
 def _names(backends: Sequence[str] | str) -> list[str]:
@@ -196,31 +218,19 @@ def _something_ran(done: Conformance, where: Mapping[str, str]) -> None:
 
 
 def _reproduce(done: Conformance, registry: Registry, options: Mapping[str, Any], facts: DeviceFacts | None) -> None:
+    """Python for every failure; the smallest is made smaller."""
     if not done.failed:
         return
-    worst = reproducer.smallest(done.failed)
-    spec, mine = registry.backends.get(worst.backend), options.get(worst.backend)
-
-    def fails(case: Case) -> bool:
-        again = run(spec or worst.backend, [case], options=mine, facts=facts)
-        return any(r.outcome == "failed" for r in again)
-
-    smaller = reproducer.shrink(worst.case, fails)
-    done.reproducer = reproducer.source(worst, smaller, spec=spec, options=mine, facts=facts)
-
-
-def _cell(feature: str, value: str, backend: str, results: Sequence[CellResult]) -> MatrixCell:
-    outcome = next(o for o in _ORDER if any(r.outcome == o for r in results))
-    proofs = [r.proof for r in results if r.outcome == outcome]
-    return MatrixCell(feature, value, backend, outcome, max(proofs, key=PROOFS.index), len(results))
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _natural(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
+    worst, until = reproducer.smallest(done.failed), time.monotonic() + REPRODUCING_SECONDS
+    for result in sorted(done.failed, key=lambda r: r is not worst):
+        text = reproducer.script(
+            result,
+            spec=registry.backends.get(result.backend),
+            options=options.get(result.backend),
+            facts=facts,
+            smaller=result is worst,
+            seconds=until - time.monotonic(),
+        )
+        done.scripts[result.backend, result.case.id] = text
+        if result is worst:
+            done.reproducer = text

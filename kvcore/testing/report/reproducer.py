@@ -1,20 +1,22 @@
-"""A failure as Python to paste, made as small as it gets."""
+"""A failure as Python to paste."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from textwrap import indent
 from typing import Any
 
 from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.errors import BackendError
 from kvcore.registry.loader import installed
-from kvcore.spec.dtypes import ceil_div
 from kvcore.testing.cases.answers import asking
 from kvcore.testing.cases.base import here, switch_on
-from kvcore.testing.cases.case import Case, Seq
+from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.outcome import CellResult
+from kvcore.testing.checks.runner import run
 from kvcore.testing.report.as_source import Source
+from kvcore.testing.report.reproduction import Reproduction, reproduce
 
 
 def smallest(failed: Sequence[CellResult]) -> CellResult:
@@ -25,64 +27,47 @@ def smallest(failed: Sequence[CellResult]) -> CellResult:
     return min(failed, key=lambda r: (_is_contract(r.case), r.case.level, r.case.cost, r.case.tokens, r.case.id))
 
 
-def shrink(case: Case, fails: Callable[[Case], bool], tries: int = 40) -> Case:
-    """A smaller case that fails as well: fewer sequences, shorter ones, fewer heads.
+def script(
+    result: CellResult,
+    *,
+    spec: type[BackendSpec] | None,
+    options: Any = None,
+    facts: DeviceFacts | None = None,
+    smaller: bool = False,
+    seconds: float = 20.0,
+) -> str:
+    """Python that makes one failed cell fail again, tried on a fresh instance of the backend.
 
     Args:
-        case: A case that fails.
-        fails: Runs a case.
-        tries: Most cases to run.
-
-    Returns:
-        The case as it is where it has no step: it is as small as it gets.
+        result: The failed cell.
+        spec: The declaration; None where its plugin cannot be loaded.
+        options: The options that the run was given; None is the default.
+        facts: The device that the run was given; None is the one of this machine.
+        smaller: Whether to look for a smaller case.
+        seconds: Most time.
     """
-    left = tries
-    smaller = True
-    while smaller and left > 0:
-        smaller = False
-        for other in _smaller(case):
-            left -= 1
-            if left < 0:
-                break
-            if fails(other):
-                case, smaller = other, True
-                break
-    return case
 
+    def reasons(cases: Sequence[Case]) -> list[str | None]:
+        again = run(spec or result.backend, cases, options=options, facts=facts, probe_refused=False)
+        return [r.reason if r.outcome == "failed" else None for r in again]
 
-def _smaller(case: Case) -> Iterator[Case]:
-    seqs = case.seqs
-    if not seqs:
-        return
-    if len(seqs) > 1 and not any(s.shared for s in seqs) and case.check not in ("merge", "steps"):
-        for i in range(len(seqs)):
-            yield replace(case, seqs=seqs[:i] + seqs[i + 1 :])
-    for i, seq in enumerate(seqs):
-        if seq.shared or (i + 1 < len(seqs) and seqs[i + 1].shared):
-            continue
-        halves = [Seq(seq.computed, ceil_div(seq.scheduled, 2)), Seq(seq.computed // 2, seq.scheduled)]
-        for half in halves:
-            if half != seq and (seq.computed == 0 or half.computed > 0):
-                yield replace(case, seqs=(*seqs[:i], half, *seqs[i + 1 :]))
-    if case.layers > 1:
-        yield replace(case, layers=1)
-    if case.num_kv_heads > 1:
-        yield replace(case, num_kv_heads=1)
+    again = None if spec is None else reproduce(result, reasons, smaller=smaller, seconds=seconds)
+    return source(result, again, spec=spec, options=options, facts=facts)
 
 
 def source(
     result: CellResult,
-    case: Case | None = None,
+    again: Reproduction | None = None,
     *,
     spec: type[BackendSpec] | str | None = None,
     options: Any = None,
     facts: DeviceFacts | None = None,
 ) -> str:
-    """Python that runs one failed cell again, with the options that were in use.
+    """Python that runs one failed cell again, with the options and the content that were in use.
 
     Args:
         result: The failed cell.
-        case: A smaller case in its place.
+        again: The cases that make it fail; None is the cell's own case.
         spec: The declaration or its name; None is the installed one of that name.
         options: The options that the run was given; None is the default.
         facts: The device that the run was given; None is the one of this machine.
@@ -102,11 +87,23 @@ def source(
     if _is_contract(result.case):
         # Nothing could be asked of it, so that there is no case: the first cell fails.
         return _looped(text, "", f"run({', '.join([*words, 'stop_at_first=True'])})")
-    words.insert(1, "[case]")
-    chosen = case or result.case
-    for needed in ("Case", "Seq") if chosen.seqs else ("Case",):
+    again = again or Reproduction((result.case,))
+    given, listed = _cases(text, again.cases)
+    words.insert(1, listed)
+    note = f"# {again.note}\n" if again.note else ""
+    return _looped(text, note + given, f"run({', '.join(words)})")
+
+
+def _cases(text: Source, cases: Sequence[Case]) -> tuple[str, str]:
+    """Lines that make the cases, and the list of them."""
+    for needed in ("Case", "Seq") if any(c.seqs for c in cases) else ("Case",):
         text.take("kvcore.testing", needed)
-    return _looped(text, f"case = {chosen.source()}\n", f"run({', '.join(words)})")
+    if len(cases) > 1 and len(set(cases)) == 1:
+        return f"case = {cases[0].source(text.value)}\n", f"[case] * {len(cases)}"
+    if len(cases) == 1:
+        return f"case = {cases[0].source(text.value)}\n", "[case]"
+    shown = ",\n".join(c.source(text.value) for c in cases)
+    return f"cases = [\n{indent(shown, '    ')},\n]\n", "cases"
 
 
 def _looped(text: Source, before: str, call: str) -> str:
