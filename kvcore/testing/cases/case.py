@@ -106,6 +106,8 @@ class Case:
         placement: ``slots`` or ``packed``.
         layout: Which of the layouts that the backend offers, in its order.
         layers: Layers of the group; each is written and read on its own.
+        kin: What the layers of the group differ in, so that it holds several attention groups: "", a feature,
+            or ``all``.
         neighbour: A second KV group in the same arena: "", ``window``, or a dtype.
         poison: What lies in slots that may not be read: ``nan``, ``inf`` or ``extreme``.
         k_scale, v_scale: Scales of quantized caches: the constant, or the size of the data.
@@ -145,6 +147,7 @@ class Case:
     placement: str = "slots"
     layout: int = 0
     layers: int = 1
+    kin: str = ""
     neighbour: str = ""
     poison: str = "nan"
     k_scale: float = 1.0
@@ -224,6 +227,22 @@ class Case:
             graph_capture=self.check == "capture",
         )
 
+    def each_layer(self) -> list[Case]:
+        """What is asked of each layer of the first KV group."""
+        p = self.block_size
+        ways: dict[str, tuple[dict[str, object], ...]] = {
+            "window": ({}, {"window": p + 1}, {"window": 2 * p}),
+            "chunk": ({}, {"chunk": p + 3}),
+            "scale": ({}, {"scale": 0.3}),
+            "softcap": ({}, {"softcap": 1.5}),
+            "sinks": ({}, {"sinks": True}),
+            "alibi": ({}, {"alibi": True}),
+            "all": ({}, {"window": p + 1, "sinks": True}, {"softcap": 1.5, "scale": 0.3}, {"alibi": True, "lse": True}),
+        }
+        mine = ways.get(self.kin, ({},))
+        alone = replace(self, kin="", neighbour="")
+        return [replace(alone, **mine[i % len(mine)]) for i in range(self.layers)]  # type: ignore[arg-type]
+
     def beside(self) -> Case:
         """The layer of the second KV group: another retention, or another precision."""
         if self.neighbour == "window":
@@ -241,8 +260,9 @@ class Case:
         return replace(self, cache_dtype=self.neighbour, quant=None, neighbour="")
 
     def asked(self) -> list[Case]:
-        """What is asked of a backend: the case, and the layer of its second KV group where it has one."""
-        return [self, self.beside()] if self.neighbour else [self]
+        """What is asked of a backend: each layer that differs, that of the second KV group last."""
+        first = list(dict.fromkeys(self.each_layer())) if self.kin else [self]
+        return [*first, self.beside()] if self.neighbour else first
 
     def content(self) -> Content:
         """What the cache stores."""

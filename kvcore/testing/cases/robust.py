@@ -64,6 +64,12 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
     yield case("steps", "two_steps", "mixed")
     yield case("steps", "two_steps.window", "mixed", own_retention=True, **window)
     yield case("steps", "two_steps.ratio", "mixed", kernel_ratio=2)
+    yield from _walks(m)
+    for kin in ("window", "chunk", "scale", "softcap", "sinks", "alibi", "all"):
+        layers = 4 if kin == "all" else 3
+        for phase in ("mixed", "decode"):
+            quick = kin == "all" or (phase == "mixed") == (kin in ("window", "scale", "alibi"))
+            yield case("attend", f"kin={kin}", phase, kin=kin, layers=layers, tier="quick" if quick else "full")
     for placement in ("slots", "packed"):
         for neighbour in ("window", "float16", "float64"):
             if neighbour == m.base.dtype:
@@ -93,6 +99,36 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
         yield case("offsets", "offsets>2^31", phase)
         yield case("attend", "ids>2^15", phase, least_blocks=2**15 + 2**12)
     yield from random_steps(m)
+
+
+def _walks(m: CaseBuilder) -> Iterator[Case]:
+    """Many steps of unlike shape on one cache; the same step twice."""
+    p = m.base.block_size
+    ways: dict[str, dict[str, Any]] = {
+        "base": {"layers": 2},
+        "window.tail": {"window": p + 3, "own_retention": True},
+        "sinks": {"sinks": True, "lse": True},
+        "alibi": {"alibi": True},
+        "kin": {"kin": "window", "layers": 3},
+        "two_groups": {"neighbour": "window"},
+        "ratio": {"kernel_ratio": 2},
+        "fp8_e4m3_tensor": {**ax.QUANTIZED["fp8_e4m3_tensor"], "k_scale": 0.3},
+        "int8_token_head": ax.QUANTIZED["int8_token_head"],
+        "packed": {"placement": "packed", "layers": 2},
+    }
+    for name, changes in ways.items():
+        yield m.case("L3", "walk", name, "walk", seqs=_walked(p), **changes)
+        quick = name in ("base", "sinks", "kin", "fp8_e4m3_tensor")
+        yield m.case("L3", "twice", name, "mixed", tier="quick" if quick else "full", **changes)
+    for size in (1, 4, 16, 64, 128):
+        if size != p:
+            tier = "quick" if size in (1, 16) else "full"
+            yield m.case("L3", "walk", f"block_size={size}", "walk", block_size=size, seqs=_walked(size), tier=tier)
+
+
+def _walked(p: int) -> tuple[Seq, ...]:
+    """Sequences long enough for more than ten steps, at the edges of blocks."""
+    return Seq(p - 1, 40), Seq(0, 2 * p + 30), Seq(2 * p, 17), Seq(0, 9), Seq(3, 25)
 
 
 def level_4(m: CaseBuilder) -> Iterator[Case]:

@@ -51,7 +51,7 @@ def check_attend(context: Context) -> Measure:
     scene = context.scene()
     measure = judge_all(scene, run_step(context, scene))
     # Random steps are right or wrong like all others, and prove no feature: some are too short to show it.
-    unseen = [] if context.case.phase == "random" else hidden(scene)
+    unseen = [] if context.again or context.case.phase == "random" else hidden(scene)
     if unseen:
         raise CannotJudge(f"the case cannot show, around this base: {', '.join(unseen)}")
     return measure
@@ -70,7 +70,7 @@ def run_step(context: Context, scene: Scene, batch: Batch | None = None) -> list
     step.unchanged("prepare")
     guard, results = Guard(scene), []
     for layer in scene.layers:
-        mine = metadata[layer.kv_group]
+        mine = metadata[layer.group]
         if not layer.layer.shared:
             tensors = scene.fresh(layer, fused=fused)
             given = given_snapshot(tensors)

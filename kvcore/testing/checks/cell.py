@@ -17,7 +17,8 @@ from kvcore.testing.checks.attend import check_attend
 from kvcore.testing.checks.context import Context, Instance
 from kvcore.testing.checks.lse import check_batch_invariant, check_capture, check_deterministic, check_merge
 from kvcore.testing.checks.own_content import check_content, check_copies
-from kvcore.testing.checks.robust import check_offsets, check_padded, check_placement, check_steps
+from kvcore.testing.checks.robust import check_offsets, check_padded, check_placement
+from kvcore.testing.checks.steps import check_steps, check_twice, check_walk
 from kvcore.testing.checks.write import check_write
 
 CHECKS: dict[str, Callable[[Context], Measure]] = {
@@ -39,6 +40,8 @@ CHECKS: dict[str, Callable[[Context], Measure]] = {
     "placement": check_placement,
     "padded": check_padded,
     "steps": check_steps,
+    "walk": check_walk,
+    "twice": check_twice,
     "offsets": check_offsets,
     "merge": check_merge,
     "capture": check_capture,
@@ -47,8 +50,12 @@ CHECKS: dict[str, Callable[[Context], Measure]] = {
 }
 
 
+# Cost of a case up to which interpreted and emulated backends run it twice.
+CHEAP = 100
+
+
 class Cell:
-    """Runs cases one after the other on one instance of the backend.
+    """Runs cases one after the other on one instance of the backend, and each on a fresh one as well.
 
     Args:
         target: Backend, options, device.
@@ -89,10 +96,12 @@ class Cell:
             refusal = self._refusal(case)
             if refusal is not None:
                 return self._refused(case, str(refusal))
-        context = Context(case, self.instance)
+        used = self.instance.used
         try:
             with torch.inference_mode():
-                measure = CHECKS[case.check](context)
+                measure = CHECKS[case.check](Context(case, self.instance))
+                if used and case.level != "L0" and (self.proof == "device" or case.cost <= CHEAP):
+                    measure = measure.worse(self._on_a_fresh_instance(case))
         except Refused as refused:
             return self._refused_later(case, refused)
         except CannotJudge as missing:
@@ -100,6 +109,14 @@ class Cell:
         if case.level != "L0":
             self._before.append(case)
         return self.result(case, "passed", None, measure.error, measure.tolerance)
+
+    def _on_a_fresh_instance(self, case: Case) -> Measure:
+        """The case once more; what earlier cases left behind may have made it right."""
+        try:
+            return CHECKS[case.check](Context(case, Instance(self.target), again=True))
+        except CheckFailure as failure:
+            reason = f"on a fresh instance, though not on one that other cases used: {failure}"
+            raise CheckFailure(reason, error=failure.error, tolerance=failure.tolerance) from failure
 
     def _refusal(self, case: Case) -> Refusal | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""

@@ -36,6 +36,11 @@ class Instance:
             self._made = made
         return self._made
 
+    @property
+    def used(self) -> bool:
+        """Whether it was made, and may carry what earlier cases left."""
+        return self._made is not None
+
     def drop(self) -> None:
         """Forget it: what it holds may be broken."""
         self._made = None
@@ -48,10 +53,12 @@ class Context:
     Attributes:
         case: The case.
         instance: The backend.
+        again: The case was right already on another instance; what it shows is known.
     """
 
     case: Case
     instance: Instance
+    again: bool = False
 
     @property
     def target(self) -> Target:

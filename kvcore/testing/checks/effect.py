@@ -130,6 +130,9 @@ def _changes(scene: Scene, layer: SceneLayer) -> Iterator[Change]:
         if layer is not scene.layers[0] and of_first is not None and len(of_first) == len(mine):
             yield Change(f"{name} by layer", replace(rules, **{name: of_first}))
     size = PARTITION * -(-scene.case.longest // (PARTITION * PARTS))
+    first = scene.layers[0]
+    if layer.kv_group == first.kv_group and layer.group != first.group:
+        yield Change("facts of the first layer", first.rules())
     for start in range(0, scene.case.longest - size, size):
         lost = slice(start, start + size)
         if any(scene.sees_all(rules, s, lost) for s in range(len(scene.case.seqs))):

@@ -104,7 +104,7 @@ def check_batch_invariant(context: Context) -> Measure:
         alone = scene.builder.build([row], [seq.scheduled], [seq.computed], scene.tables)
         for layer, result in zip(scene.layers, together, strict=True):
             groups = scene.groups()
-            metadata = context.backend.prepare(alone, groups[layer.kv_group])
+            metadata = context.backend.prepare(alone, groups[layer.group])
             fresh = {n: t[rows].contiguous() for n, t in scene.fresh(layer).items()}
             context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata)
             got = attend_once(context, scene, layer, layer.q[rows].contiguous(), metadata)

@@ -41,7 +41,7 @@ def check_copies(context: Context) -> Measure:
     metadata = [context.backend.prepare(scene.batch, group) for group in scene.groups()]
     for layer in scene.layers:
         cache = scene.views[layer.layer.cache_id]
-        context.backend.write(layer.layer, scene.fresh(layer), cache, metadata[layer.kv_group])
+        context.backend.write(layer.layer, scene.fresh(layer), cache, metadata[layer.group])
     before = [scene.fields_at(layer, scene.step_slots(layer.kv_group)) for layer in scene.layers]
     move_blocks(scene)
     for layer, was in zip(scene.layers, before, strict=True):
@@ -53,7 +53,7 @@ def check_copies(context: Context) -> Measure:
     metadata = [context.backend.prepare(scene.batch, group) for group in scene.groups()]
     guard, results = Guard(scene), []
     for layer in scene.layers:
-        results.append(attend_once(context, scene, layer, layer.q, metadata[layer.kv_group]))
+        results.append(attend_once(context, scene, layer, layer.q, metadata[layer.group]))
     guard.unchanged("attend changed the cache")
     return judge_all(scene, results)
 

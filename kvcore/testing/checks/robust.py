@@ -1,4 +1,4 @@
-"""Level 3: placement, empty rows, steps that follow one another, offsets beyond 2^31 elements."""
+"""Level 3: placement, empty rows, offsets beyond 2^31 elements."""
 
 from __future__ import annotations
 
@@ -34,28 +34,6 @@ def check_placement(context: Context) -> Measure:
     return worst
 
 
-def check_steps(context: Context) -> Measure:
-    """A step of other lengths first, with the same backend, tables and buffers; then the case's own step."""
-    scene = context.scene()
-    rows = [i for i, s in enumerate(scene.case.seqs) if s.computed > 1]
-    rows = rows[::-1]
-    earlier = scene.builder.build(rows, [1] * len(rows), [scene.case.seqs[i].computed - 1 for i in rows], scene.tables)
-    metadata = [context.backend.prepare(earlier, group) for group in scene.groups()]
-    for layer in scene.layers:
-        # The tokens before the step once more, with the numbers that lie there already.
-        fresh = {
-            name: torch.from_numpy(np.stack([x[i][scene.case.seqs[i].computed - 1] for i in rows]))
-            .to(layer.q.dtype)
-            .to(scene.target.device)
-            for name, x in (("k", layer.k), ("v", layer.v))
-        }
-        cache = scene.views[layer.layer.cache_id]
-        context.backend.write(layer.layer, fresh, cache, metadata[layer.kv_group])
-        attend_once(context, scene, layer, layer.q[: len(rows)].contiguous(), metadata[layer.kv_group])
-    scene.batch = scene.build()
-    return judge_all(scene, run_step(context, scene))
-
-
 def check_padded(context: Context) -> Measure:
     """Two rows more than there are sequences, as a captured graph has them: no keys, slot -1, output 0."""
     scene, extra = context.scene(), 2
@@ -65,11 +43,11 @@ def check_padded(context: Context) -> Measure:
     for layer in scene.layers:
         fresh = {n: torch.cat([t, torch.ones_like(t[:extra])]) for n, t in scene.fresh(layer).items()}
         before = scene.memory().copy()
-        context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata[layer.kv_group])
+        context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata[layer.group])
         _null_block_is_zero(scene, before)
         q = torch.cat([layer.q, empty_like(scene, layer, extra)])
         guard = Guard(scene)
-        result = attend_once(context, scene, layer, q, metadata[layer.kv_group])
+        result = attend_once(context, scene, layer, q, metadata[layer.group])
         guard.unchanged("attend changed the cache")
         _rows_without_keys(result, extra)
         cut = Result(result.out[:-extra], None if result.lse is None else result.lse[:-extra])

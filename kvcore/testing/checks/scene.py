@@ -14,6 +14,7 @@ import torch
 
 from kvcore.attention.backend import AttentionGroup
 from kvcore.attention.batch import Batch
+from kvcore.attention.query import AttentionQuery
 from kvcore.memory.arena import Arena
 from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
@@ -73,11 +74,13 @@ class Scene:
         )
 
     def groups(self) -> list[AttentionGroup]:
-        """The attention groups, by KV group."""
+        """The attention groups; `SceneLayer.group` counts them."""
         found = []
-        for group in self.config.kv_cache_groups:
-            mine = tuple(x.layer for x in self.layers if x.kv_group == group.index)
-            found.append(AttentionGroup(group.index, mine[0].query, mine, group.layout))
+        for number in range(1 + max(x.group for x in self.layers)):
+            mine = [x for x in self.layers if x.group == number]
+            kv_group = self.config.kv_cache_groups[mine[0].kv_group]
+            layers = tuple(x.layer for x in mine)
+            found.append(AttentionGroup(kv_group.index, layers[0].query, layers, kv_group.layout))
         return found
 
     def fresh(self, layer: SceneLayer, *, fused: bool = False) -> dict[str, torch.Tensor]:
@@ -229,11 +232,13 @@ class Scene:
         return pools
 
     def _make_layers(self) -> list[SceneLayer]:
-        made = []
-        for cache, spec in self.specs.items():
-            group = self.config.group_of(cache)
-            case = self.case if cache.layer < self.case.layers else self.case.beside()
-            made.append(make_layer(cache, spec, case, group.index, self.target.device))
+        made: list[SceneLayer] = []
+        numbers: dict[tuple[int, AttentionQuery], int] = {}
+        cases = self.case.each_layer() + ([self.case.beside()] if self.case.neighbour else [])
+        for (cache, spec), case in zip(self.specs.items(), cases, strict=True):
+            kv_group = self.config.group_of(cache).index
+            group = numbers.setdefault((kv_group, case.query()), len(numbers))
+            made.append(make_layer(cache, spec, case, kv_group, group, self.target.device))
         return made
 
     def _fill(self) -> None:

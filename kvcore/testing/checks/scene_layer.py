@@ -27,6 +27,7 @@ class SceneLayer:
     Attributes:
         layer: What the backend is given.
         kv_group: Its KV group.
+        group: Its attention group, among all of the scene.
         spec: Its cache.
         q: [T, H, D] in the query's dtype.
         k, v: Per sequence float64 [n, K, D], exact in the query's dtype; over latents, the latent as one
@@ -37,6 +38,7 @@ class SceneLayer:
 
     layer: AttentionLayer
     kv_group: int
+    group: int
     spec: KVCacheSpec
     q: torch.Tensor
     k: list[Array]
@@ -68,7 +70,7 @@ class SceneLayer:
         return self.own
 
 
-def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, device: str) -> SceneLayer:
+def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, group: int, device: str) -> SceneLayer:
     """The layer of a case; its numbers depend on the case and on the number of the layer alone.
 
     Args:
@@ -76,6 +78,7 @@ def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, dev
         spec: What the cache stores.
         case: What is asked of the layer.
         kv_group: Its KV group.
+        group: Its attention group.
         device: Where its tensors lie.
     """
     rng = np.random.default_rng((case.seed, cache.layer))
@@ -108,7 +111,7 @@ def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, dev
         sinks,
         codes=stored.is_own(spec.content) or query.quant is not None,
     )
-    return SceneLayer(layer, kv_group, spec, q.to(device), k, v, rules, {"k": k_scale, "v": v_scale})
+    return SceneLayer(layer, kv_group, group, spec, q.to(device), k, v, rules, {"k": k_scale, "v": v_scale})
 
 
 def _numbers(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, list[Array], list[Array]]:

@@ -52,7 +52,7 @@ def _write(
 ) -> None:
     given = given_snapshot(fresh)
     cache = scene.views[layer.layer.cache_id]
-    context.backend.write(layer.layer, fresh, cache, metadata[layer.kv_group])
+    context.backend.write(layer.layer, fresh, cache, metadata[layer.group])
     given.unchanged("write")
     slots = scene.step_slots(layer.kv_group)
     rows = [t for t in range(len(slots)) if t not in skipped]
@@ -112,7 +112,7 @@ def _in_pieces(context: Context, scene: Scene) -> None:
         for layer in scene.layers:
             fresh = {n: t[picked].contiguous() for n, t in scene.fresh(layer).items()}
             cache = scene.views[layer.layer.cache_id]
-            context.backend.write(layer.layer, fresh, cache, metadata[layer.kv_group])
+            context.backend.write(layer.layer, fresh, cache, metadata[layer.group])
             guard.written(layer, [scene.step_slots(layer.kv_group)[t] for t in picked])
         tokens = [done + n for done, n in zip(tokens, counts, strict=True)]
     for layer in scene.layers:
