@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,13 +38,14 @@ class Installed:
 def look() -> Installed | str:
     """The build for this machine, or why there is none and what to do."""
     found = find_spec("vllm")
-    distribution = _distribution()
-    if found is None or not found.submodule_search_locations or distribution is None:
+    places = list(found.submodule_search_locations or ()) if found else []
+    distribution = _distribution(Path(places[0]).parent) if places else None
+    if distribution is None:
         return f"vLLM's CPU kernels are not installed; {INSTALL}"
     name, release = distribution
     if not release.startswith(f"{VERSION}."):
         return f"{name} {release} is installed, {VERSION} is known here; {INSTALL}"
-    folder = Path(next(iter(found.submodule_search_locations)))
+    folder = Path(places[0])
     # A build for GPUs has another `_C`; the one for old CPUs lies beside the CPU builds alone.
     if not (folder / BUILDS[-1][0]).exists():
         return f"{name} {release} is installed without CPU kernels for x86-64; {INSTALL}"
@@ -69,10 +70,9 @@ def cpu_flags() -> frozenset[str]:
     return frozenset(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
 
 
-def _distribution() -> tuple[str, str] | None:
+def _distribution(site: Path) -> tuple[str, str] | None:
+    """Name and version of the vLLM that lies in a folder of packages."""
     for name in DISTRIBUTIONS:
-        try:
-            return name, version(name)
-        except PackageNotFoundError:
-            continue
+        for found in Distribution.discover(name=name, path=[str(site)]):
+            return name, found.version
     return None

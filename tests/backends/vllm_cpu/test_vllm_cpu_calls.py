@@ -11,9 +11,13 @@ from kvcore.attention.backend import AttentionLayer
 from kvcore.attention.query import AttentionQuery
 from kvcore.errors import ConfigError, IntegrityError, LayoutError
 from kvcore.spec.cache_spec import CacheId
-from kvcore.testing import run
+from kvcore.testing import Case, Seq, run
 
-PLAIN = {"phase": "mixed", "where": {"phase": "mixed"}}
+
+def steps(**facts):
+    """A write, and attention, of a small step."""
+    common = {"phase": "mixed", "seqs": (Seq(33, 1), Seq(0, 35)), "block_size": 32, **facts}
+    return [Case("L1.write", "L1", "write", **common), Case("L2.attend", "L2", "attend", **common)]
 
 
 def failures(results):
@@ -21,32 +25,33 @@ def failures(results):
     return [(r.case.id, r.reason) for r in results if r.outcome == "failed" and r.case.id != "L0.no_torch"]
 
 
-def test_the_quick_kit():
-    results = run(StandInSpec, probe_refused=False)
+def test_a_covering_set_of_the_kit():
+    results = run(StandInSpec, level="fast", probe_refused=False)
     assert failures(results) == []
-    assert sum(r.outcome == "passed" for r in results) > 120
+    assert {r.case.level for r in results if r.outcome == "passed"} == {"L0", "L1", "L2", "L3", "L5"}
     assert {r.proof for r in results} == {"emulated"}
 
 
 def test_the_kit_with_blocks_of_16_tokens():
-    results = run(StandInSpec, where={"phase": "mixed"}, options=VllmCpuOptions("vec16"), probe_refused=False)
+    results = run(StandInSpec, level="fast", options=VllmCpuOptions("vec16"), probe_refused=False)
     assert failures(results) == []
     assert not [r for r in results if r.outcome == "passed" and r.case.quant]
     assert sum(r.outcome == "passed" for r in results) > 20
 
 
 @pytest.mark.parametrize(
-    ("name", "planted", "where"),
+    ("name", "planted", "facts"),
     [
-        ("_padded", lambda sinks: sinks, {"sinks": "true"}),
-        ("_last_contiguous", lambda tensor: tensor.flip(-1), {"phase": "mixed"}),
-        ("_scale", lambda scale: 1.0, {"cache_dtype": "fp8_e4m3/tensor"}),
-        ("_as_the_library_reads", lambda cache: (cache["k"], cache["v"]), {"phase": "decode"}),
+        ("_padded", lambda sinks: sinks, {"sinks": True}),
+        ("_last_contiguous", lambda tensor: tensor.flip(-1), {}),
+        ("_scale", lambda scale: 1.0, {"cache_dtype": "fp8_e4m3", "quant": "tensor", "k_scale": 0.3}),
+        ("_as_the_library_reads", lambda cache: (cache["k"], cache["v"]), {"head_dim": 64}),
     ],
 )
-def test_a_fault_in_the_adapter_is_seen(monkeypatch, name, planted, where):
+def test_a_fault_in_the_adapter_is_seen(monkeypatch, name, planted, facts):
+    assert failures(run(StandInSpec, steps(**facts), probe_refused=False)) == []
     monkeypatch.setattr(adapter, name, planted)
-    assert failures(run(StandInSpec, where=where, probe_refused=False)) != []
+    assert failures(run(StandInSpec, steps(**facts), probe_refused=False)) != []
 
 
 def layer(**changes):
@@ -123,10 +128,7 @@ def test_another_backends_layout_is_refused(monkeypatch):
 
     other = lambda spec, facts, options: TorchBackendSpec.layouts(spec, facts, TorchOptions())  # noqa: E731
     monkeypatch.setattr(StandInSpec, "layouts", staticmethod(other))
-    (result,) = [r for r in run(StandInSpec, where={"phase": "decode"}, probe_refused=False) if r.case.id == BASE]
+    result = run(StandInSpec, steps(), probe_refused=False)[1]
     assert result.outcome == "failed"
     assert LayoutError.__name__ in result.reason
     assert "cannot read layout hnd" in result.reason
-
-
-BASE = "L2.attend.base.decode"
