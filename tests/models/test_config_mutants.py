@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cache_facts import config_of, fact_files
 
 from kvcore.cli import main
 from kvcore.cli.plan import Keys, execute
@@ -40,8 +41,7 @@ ODD = [
 def sources():
     """Real configs, and one small config for each model type of the tests."""
     real = [read_config(file) for file in sorted((DATA / "hf_configs").glob("*.json"))]
-    facts = [json.loads(line)["config"] for line in (DATA / "geometry_facts.jsonl").read_text().splitlines()]
-    return real + facts
+    return real + [config_of(facts) for facts in fact_files()]
 
 
 def places(config, at=()):

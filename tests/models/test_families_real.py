@@ -1,10 +1,10 @@
 """Facts of real models: bytes per token by hand arithmetic, page bytes out of published logs, real files."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from cache_facts import config_of, fact_files
 
 from kvcore.errors import ConfigError, ModelError
 from kvcore.models.config_json import read_config
@@ -14,7 +14,7 @@ from kvcore.spec.cache_spec import CacheId
 
 DATA = Path(__file__).parents[1] / "data"
 ALL_CONFIGS = Path(__file__).parents[3] / "shared" / "data" / "hf_configs"
-GEOMETRY = [json.loads(line) for line in (DATA / "geometry_facts.jsonl").read_text().splitlines()]
+GEOMETRY = [facts for facts in fact_files() if "derived_all_attn_layers_full_length" in facts]
 
 
 def facts(config, **options):
@@ -28,10 +28,17 @@ def attention(found):
 
 @pytest.mark.parametrize("case", GEOMETRY, ids=[case["name"] for case in GEOMETRY])
 def test_bytes_per_token_by_hand(case):
-    caches = attention(facts(case["config"]))
-    assert len(caches) == case["attn_layers"]
-    assert sum(c.spec.content.bytes_per_token for c in caches) == case["bytes_per_token_bf16"]
-    assert {c.spec.content.kind for c in caches} == {{"kv": "kv", "mla": "latent"}[case["kind"]]}
+    caches, by_hand = attention(facts(config_of(case))), case["derived_all_attn_layers_full_length"]
+    assert len(caches) == by_hand["attn_layers"]
+    assert sum(c.spec.content.bytes_per_token for c in caches) == by_hand["bytes_per_token_bf16"]
+    assert {c.spec.content.kind for c in caches} == {{"kv": "kv", "mla": "latent"}[by_hand["kind"]]}
+
+
+def test_all_fact_files_are_read():
+    cases = fact_files()
+    for case in cases:
+        assert facts(config_of(case)).caches
+    assert len(cases) == 85
 
 
 def real(name):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from cache_facts import config_of, fact_files
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_models import Model, contents, limits, models, retentions
@@ -23,12 +22,7 @@ from kvcore.spec.content import Content, KVHeads, Latent, State
 from kvcore.spec.retention import Full, Latest, Retention, Window
 
 GIB = 1 << 30
-DATA = Path(__file__).parents[1] / "data"
-GEMMA = next(
-    case["config"]
-    for case in map(json.loads, (DATA / "geometry_facts.jsonl").read_text().splitlines())
-    if case["name"] == "gemma-3-27b-it"
-)
+GEMMA = next(config_of(facts) for facts in fact_files() if facts["name"] == "gemma-3-27b-it")
 
 
 def spread(caches: dict[CacheId, KVCacheSpec], ranks: Ranks, budget: Budget, layers: int, **options: str) -> Plan:

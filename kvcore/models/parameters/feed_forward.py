@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
 from kvcore.models.parameters.attention import Switch, switched
 from kvcore.models.parameters.weight import Weight, Weights, matrix, vector, width
@@ -127,11 +128,28 @@ def from_layer(name: str) -> Rule:
     return lambda fields, index: index >= fields.integer(name, least=0)
 
 
+def by_layer(fields: Fields, name: str) -> list[object] | None:
+    """A list with an entry for each layer, those that predict further tokens perhaps among them; None without one.
+
+    Raises:
+        ModelError: It is shorter.
+    """
+    marks = fields.listing(name) if isinstance(fields.get(name), list) else None
+    if marks is not None and len(marks) < fields.layers:
+        raise ModelError(
+            f"{name} in config.json does not fit the number of layers",
+            field=name,
+            got=f"{len(marks)} entries",
+            allowed=f"one for each of {fields.layers} layers",
+        )
+    return marks
+
+
 def listed(name: str = "mlp_layer_types", sparse: object = "sparse", otherwise: Rule = every) -> Rule:
     """Experts where a list by layer says so; `otherwise` where the config has no such list."""
 
     def rule(fields: Fields, index: int) -> bool:
-        marks = fields.listing(name) if isinstance(fields.get(name), list) else None
+        marks = by_layer(fields, name)
         return otherwise(fields, index) if marks is None else bool(marks[index] == sparse)
 
     return rule
@@ -141,7 +159,7 @@ def stepped(step: str, *, but: str | None = None, number: str | None = None) -> 
     """Experts in every `step`-th layer, but not in those that `but` lists, and in none where `number` is 0."""
 
     def rule(fields: Fields, index: int) -> bool:
-        if but is not None and index in (fields.listing(but) or ()):
+        if but is not None and index in (fields.indices(but, fields.layers) or ()):
             return False
         if number is not None and not fields.integer(number, least=0):
             return False

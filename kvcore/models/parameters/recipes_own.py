@@ -7,7 +7,7 @@ from math import ceil
 
 from kvcore.models.config_json import Fields
 from kvcore.models.parameters.attention import latent, softmax, switched
-from kvcore.models.parameters.feed_forward import both, either, experts, gated, listed, plain, shared, times
+from kvcore.models.parameters.feed_forward import both, by_layer, either, experts, gated, listed, plain, shared, times
 from kvcore.models.parameters.recipe import Recipe
 from kvcore.models.parameters.states import mamba2, short_convolution
 from kvcore.models.parameters.weight import Weight, Weights, matrix, norm, vector, width
@@ -44,11 +44,12 @@ def layer_input(fields: Fields, index: int) -> Weights:
     ]
 
 
-def gemma3n_width(index: int, fields: Fields) -> int:
+def gemma3n_width(fields: Fields, index: int) -> int:
     """One width, or one a layer."""
-    wide = fields.get("intermediate_size")
-    listed_widths = fields.listing("intermediate_size", fields.layers) if isinstance(wide, list) else None
-    return width(fields, "intermediate_size") if listed_widths is None else int(listed_widths[index])
+    listed_widths = by_layer(fields, "intermediate_size")
+    if listed_widths is None:
+        return width(fields, "intermediate_size")
+    return Fields({"intermediate_size": listed_widths[index]}, nested=False).integer("intermediate_size")
 
 
 def gemma3n_layer(fields: Fields, index: int) -> Weights:
@@ -56,7 +57,7 @@ def gemma3n_layer(fields: Fields, index: int) -> Weights:
     d, streams = fields.integer("hidden_size"), fields.integer("altup_num_inputs", 4)
     rank = fields.integer("laurel_rank", 64)
     return [
-        *gated(lambda f: gemma3n_width(index, f))(fields, index),
+        *gated(lambda f: gemma3n_width(f, index))(fields, index),
         *vector("altup.correct_output_scale", d),
         *vector("altup.coefs", streams * streams + streams**3),
         *vector("altup.modality_router", streams * d),
@@ -122,8 +123,10 @@ def longcat_layer(fields: Fields, index: int) -> Weights:
 
 def nemotron_layer(fields: Fields, index: int) -> Weights:
     """Squared ReLU: no gate; experts may work in a narrower space of their own."""
-    marks = fields.get("layers_block_type") or fields.get("layer_types") or fields.get("hybrid_override_pattern") or ""
-    mark = marks[index] if index < len(marks) else {1: "mlp", 3: "moe"}.get(index)
+    listed_kinds = fields.listing("layers_block_type") or fields.listing("layer_types")
+    letters = fields.get("hybrid_override_pattern")
+    marks = listed_kinds or (list(letters) if isinstance(letters, str) else ["mamba", "moe", "attention", "mlp"])
+    mark = marks[index] if index < len(marks) else None
     if mark in ("-", "mlp"):
         return plain(bias="mlp_bias")(fields, index)
     if mark not in ("E", "moe"):
@@ -264,8 +267,8 @@ def m3_layer(fields: Fields, index: int) -> Weights:
     sparse = listed(otherwise=listed("moe_layer_freq", 1))(fields, index)
     found = (mixture if sparse else gated("dense_intermediate_size"))(fields, index)
     options = fields.section("sparse_attention_config")
-    marks = fields.listing("layer_types") or options.listing("sparse_attention_freq") or [0] * fields.layers
-    if marks[index] not in (1, "minimax_m3_sparse"):
+    marks = by_layer(fields, "layer_types") or options.listing("sparse_attention_freq", fields.layers)
+    if marks is None or marks[index] not in (1, "minimax_m3_sparse"):
         return found
     d = fields.integer("hidden_size")
     heads = options.optional("sparse_num_index_heads") or fields.integer("index_n_heads", 4)

@@ -129,8 +129,7 @@ def _base(stated: Mapping[str, Any]) -> Packing | None:
     method, algorithm = stated.get("quant_method"), stated.get("quant_algo")
     block = stated.get("weight_block_size")
     if method == "fp8":
-        shape = (int(block[0]), int(block[1])) if isinstance(block, Sequence) and len(block) == 2 else (0, 0)
-        return Packing("fp8", 8, shape, 32)
+        return Packing("fp8", 8, (0, 0) if block is None else _block(block), 32)
     if isinstance(algorithm, str):
         return None if algorithm == "MIXED_PRECISION" else _by_algorithm(algorithm)
     if method in ("mxfp4", "fbgemm_fp8"):
@@ -148,7 +147,7 @@ def _base(stated: Mapping[str, Any]) -> Packing | None:
 
 def _integers(stated: Mapping[str, Any], *, order: bool) -> Packing:
     bits, group = stated.get("bits"), stated.get("group_size", 128)
-    if type(bits) is not int or type(group) is not int or bits not in (2, 3, 4, 8):
+    if type(bits) is not int or type(group) is not int or bits not in (2, 3, 4, 8) or group == 0:
         raise _unknown(f"{stated.get('quant_method')} of {bits} bits")
     return Packing(f"int{bits}", bits, (1, max(group, 0)), 16 + bits, column_bits=32 if order else 0)
 
@@ -161,12 +160,21 @@ def _compressed(scheme: object) -> Packing:
     strategy = scheme.get("strategy") or ("group" if group else "tensor")
     if kind == "float" and bits == 4:
         return NVFP4 if group == 16 else MXFP4
-    if strategy in ("group", "tensor_group") and type(group) is int:
+    if not isinstance(bits, int) or not 1 <= bits <= 16:
+        raise _unknown(scheme)
+    if strategy in ("group", "tensor_group") and type(group) is int and group > 0:
         return Packing(f"{kind}{bits}", bits, (1, group), 16 if scheme.get("symmetric", True) else 16 + bits)
     if strategy == "block":
-        rows, columns = scheme.get("block_structure") or (128, 128)
-        return Packing(f"{kind}{bits}", bits, (int(rows), int(columns)), 32)
+        return Packing(f"{kind}{bits}", bits, _block(scheme.get("block_structure") or (128, 128)), 32)
     return Packing(f"{kind}{bits}", bits, (0, 0) if strategy == "tensor" else (1, 0), 32)
+
+
+def _block(given: object) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    sizes = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if len(sizes) != 2 or any(type(n) is not int or n < 1 for n in sizes):
+        raise _unknown(f"blocks of {given}")
+    return sizes[0], sizes[1]
 
 
 def _by_algorithm(name: object) -> Packing:
@@ -198,10 +206,14 @@ def _matcher(stated: Mapping[str, Any]) -> Callable[[str], bool]:
 
     A name stands for itself and for all below it, ``*`` for anything, ``re:`` begins a regular expression.
     """
-    listed = [p for name in LISTS for p in (stated.get(name) or ()) if isinstance(p, str)]
+    lists = [stated[name] for name in LISTS if isinstance(stated.get(name), list)]
+    listed = [p for patterns in lists for p in patterns if isinstance(p, str)]
     exact = {PREFIXES.sub("", p) for p in listed if not p.startswith("re:") and "*" not in p}
     patterns = [p[3:] if p.startswith("re:") else translate(PREFIXES.sub("", p)) for p in listed if p not in exact]
-    searched = re.compile("|".join(f"(?:{p})" for p in patterns)) if patterns else None
+    try:
+        searched = re.compile("|".join(f"(?:{p})" for p in patterns)) if patterns else None
+    except re.error as error:
+        raise _unknown(f"an expression that cannot be read: {error}") from error
 
     def matches(name: str) -> bool:
         return any(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 
 from kvcore.errors import ModelError
 from kvcore.models.config_json import Fields
@@ -74,8 +75,8 @@ def kimi(vision: Fields, text: int) -> Weights:
     """Kimi-K2.5: patches of 14 x 14 by default, a projector over merged patches."""
     d, wide = vision.integer("vt_hidden_size", 1152), vision.integer("vt_intermediate_size", 4304)
     sides = [vision.integer(f"init_pos_emb_{side}", 64) for side in ("height", "width")]
-    kernel = vision.listing("merge_kernel_size") or [2, 2]
-    merged = d * kernel[0] * kernel[1]
+    kernel = vision.listing("merge_kernel_size", 2) or [2, 2]
+    merged = d * prod(Fields({"side": side}, nested=False).integer("side") for side in kernel)
     return [
         *vector("vision.patch_embed", d * 3 * vision.integer("patch_size", 14) ** 2 + d),
         Weight("vision.pos_emb", (sides[0] * sides[1], d)),

@@ -9,9 +9,9 @@ parameter for them; ALiBi only with slopes of its own; latents by another wrappe
 """
 
 import json
-from pathlib import Path
 
 import pytest
+from cache_facts import config_of, fact_files
 
 from kvcore.cli import main
 from kvcore.config.build import build
@@ -21,8 +21,7 @@ from kvcore.engine.planning import select
 from kvcore.registry.loader import installed
 from kvcore.registry.priority import device_classes, rank
 
-GEOMETRY = Path(__file__).parents[2] / "data" / "geometry_facts.jsonl"
-CONFIGS = {case["name"]: case["config"] for case in map(json.loads, GEOMETRY.read_text().splitlines())}
+CONFIGS = {facts["name"]: config_of(facts) for facts in fact_files()}
 NVIDIA, ELSEWHERE = ("h100-80gb", "b200-192gb"), ("mi300x-192gb", "cpu")
 # Model -> backend -> the fact that refuses it on NVIDIA's devices, None where nothing does.
 REFUSED_BY = {
