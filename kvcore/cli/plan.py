@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.schema import FILLED, ONE_RANK, ModelRoot, RankedKeys, ServedRoot, Unbuilt, node, without
+from kvcore.plan.accounting import VERSIONS
 from kvcore.settings.key import check, key
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class PlanKeys:
     """What `kvcore plan` reports."""
 
     lengths: tuple[int, ...] = key((), "lengths at which whole sequences are counted", least=1)
+    accounting: str | None = key(None, "also what another engine's log would say of the same input", choices=("vllm",))
+    accounting_version: str = key("concurrency", "whose log: how it counts tokens", choices=VERSIONS)
+    accounting_one_stage: bool = key(False, "charge the layers of all stages to one, as some published logs do")
 
     def __post_init__(self) -> None:
         check(self, "plan")
@@ -31,12 +35,8 @@ class PlanKeys:
 class Keys(RankedKeys, ServedRoot):
     """A model's cache, its size, and what is asked of it."""
 
-    UNUSED: ClassVar[frozenset[str]] = FILLED
-    UNBUILT: ClassVar[Unbuilt] = {
-        **without(ModelRoot.UNBUILT, ONE_RANK),
-        "plan.accounting": ("null", "leave it out: kvcore's own accounting is exact"),
-        "plan.accounting_version": ("null", "leave it out"),
-    }
+    UNUSED: ClassVar[frozenset[str]] = FILLED - {"cache.prefix_caching"}
+    UNBUILT: ClassVar[Unbuilt] = without(ModelRoot.UNBUILT, ONE_RANK)
 
     plan: PlanKeys = node(PlanKeys)
 
@@ -47,6 +47,7 @@ COMMAND = Command("plan", "how many tokens fit, on what layout, and why; needs n
 def execute(job: Job[Keys]) -> Result:
     """Plan; status 1 when `max_model_len` does not fit, with the full plan all the same."""
     from kvcore.config.build import build
+    from kvcore.engine.comparison import compare
     from kvcore.engine.least_ranks import least_ranks
     from kvcore.engine.planning import prepare_plan
     from kvcore.models.parameters.shares import StoredWeights
@@ -59,6 +60,12 @@ def execute(job: Job[Keys]) -> Result:
     device, facts, weights = built.settings.device, built.settings.facts, built.settings.weights
     counted = weights if isinstance(weights, StoredWeights) else None
     least = least_ranks(built.settings, job.registry) if plan.device and not plan.fits else None
+    keys = job.composed.config.plan
+    accounting = (
+        compare(built.settings, plan, keys.accounting_version, one_stage=keys.accounting_one_stage)
+        if (keys.accounting)
+        else None
+    )
     document = {
         "model": built.model,
         "device": {"kind": device.kind, "name": device.name, "present": device.present},
@@ -66,6 +73,7 @@ def execute(job: Job[Keys]) -> Result:
         "weights": None if counted is None else {"bytes": counted.total, "source": counted.source},
         **plan.as_dict(lengths),
         "device_memory": [terms.as_dict() for terms in plan.device],
+        "accounting": accounting.document if accounting else None,
         "fits_with": None if least is None else {"parallel.tensor": least.tensor, "parallel.pipeline": least.pipeline},
         "options": selection.options,
         "passed_over": selection.passed_over,
@@ -82,6 +90,7 @@ def execute(job: Job[Keys]) -> Result:
         if choice.chosen and not choice.chosen.verdict.installed_here:
             text.append(f"note: {choice.chosen.name} is not usable here yet: {choice.chosen.verdict.missing}")
     text += [f"note: {note}" for note in document["notes"]]
+    text += accounting.text if accounting else []
     at_once = ", ".join(f"{n}: {count}" for n, count in document["simultaneous"].items())
     text.append(f"whole sequences at once, by length: {at_once}")
     return Result(document, "\n".join(text), DONE if plan.fits else NO)

@@ -104,7 +104,7 @@ class Capacity:
 
     def longest(self) -> int:
         """The longest length that fits; 0 when not even one token does."""
-        return _last_true(self.fits, LONGEST)
+        return last_true(self.fits, LONGEST)
 
     def units_at_once(self, count: int, tokens: int) -> int:
         """Units that `count` sequences of `tokens` tokens take, with the step budget they share."""
@@ -115,7 +115,7 @@ class Capacity:
         """Whole sequences of `tokens` tokens at once, the step budget kept free."""
         # Where nothing is held between steps, what limits is the step, and with it max_num_seqs.
         limit = max(self.usable, 1) * 256 if any(self.resident(tokens)) else self.limits.max_num_seqs
-        most = _last_true(lambda count: self.units_at_once(count, tokens) <= self.usable, limit)
+        most = last_true(lambda count: self.units_at_once(count, tokens) <= self.usable, limit)
         return max(most, int(self.fits(tokens)))
 
     def concurrency(self, tokens: int) -> float:
@@ -126,7 +126,7 @@ class Capacity:
         return whole + (left / (more - taken) if 0 < left < more - taken else 0.0)
 
 
-def _last_true(holds: Callable[[int], bool], limit: int) -> int:
+def last_true(holds: Callable[[int], bool], limit: int) -> int:
     """The largest n in 0 .. limit with `holds(n)`, which must be monotonic; 0 when `holds(1)` fails."""
     low, high = 0, 1
     while high <= limit and holds(high):

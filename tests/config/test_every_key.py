@@ -45,6 +45,17 @@ ENCODER = (
     "model.geometry.num_key_value_heads=9",
     "model.parameters=1000000",
 )
+WINDOW_AND_FULL = (
+    *WINDOW[:1],
+    "model.geometry={model_type: gemma2, num_hidden_layers: 6, sliding_window: 128}",
+    "model.parameters=1000000",
+)
+STATES = (
+    *WINDOW[:1],
+    "model.geometry={model_type: lfm2, num_hidden_layers: 6, layer_types: [conv, conv, full_attention, conv, conv, "
+    "full_attention]}",
+    "model.parameters=1000000",
+)
 OF_KIND = {"window": WINDOW, "chunk": CHUNK, "latent": LATENT, "encoder": ENCODER, "full": GPU}
 # Another value of a key, and beside what it shows; where neither choices nor type tell.
 OTHER = {
@@ -77,6 +88,7 @@ OTHER = {
     "sampling.stop": "[x]",
     "sampling.stop_token_ids": "[3]",
     "plan.lengths": "[77]",
+    "plan.accounting_version": "min_block",
     "parallel.tensor": "3",
     "parallel.pipeline": "2",
     "parallel.decode_context": "3",
@@ -98,6 +110,9 @@ BESIDE = {
     "cache.mla": LATENT,
     "model.cpu_dtype": ("device=cpu",),
     "parallel.decode_context": (*LATENT, "parallel.tensor=9"),
+    "plan.accounting_version": (*WINDOW_AND_FULL, "plan.accounting=vllm"),
+    "plan.accounting_one_stage": (*GPU, "plan.accounting=vllm", "parallel.pipeline=2"),
+    "cache.prefix_caching": (*STATES, "plan.accounting=vllm"),
     "device.capability": (*GPU, "backend=flash_attn"),
     "device.arch": ("device=mi300x-192gb", "backend=triton", "model.dtype=bfloat16", "cache.dtype=fp8_e4m3"),
 }
