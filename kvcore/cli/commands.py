@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -25,6 +25,7 @@ class Command:
         usage: What may follow its name.
         prompts: Whether it takes `--prompt`.
         rewrite: Changes overrides before they are parsed, where Hydra's grammar is in the way.
+        summarize: What a sweep of it ends in: from the jobs, more of the document and of the text.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Command:
     usage: str = "[KEY=VALUE ...] [-m]"
     prompts: bool = False
     rewrite: Callable[[Sequence[str]], list[str]] = list
+    summarize: Callable[[Sequence[Mapping[str, Any]]], tuple[dict[str, Any], str]] | None = None
 
     def execute(self, job: Job[Any]) -> Result:
         """Do the work."""

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import TextIO
+from typing import Any, TextIO
 
 from kvcore.cli import help_text
 from kvcore.cli.commands import NAMES, Command
@@ -155,7 +155,11 @@ def _jobs(command: Command, flags: Flags, swept: Sequence[str]) -> Result:
         rows.append({"overrides": overrides, "status": result.status, "result": result.document})
         texts.append(f"=== {' '.join(overrides)}\n{result.text}")
         worst = max(worst, result.status)
-    return Result({"jobs": rows}, "\n\n".join(texts), worst)
+    more: dict[str, Any] = {}
+    if command.summarize is not None:
+        more, text = command.summarize(rows)
+        texts.append(text)
+    return Result({"jobs": rows, **more}, "\n\n".join(texts), worst)
 
 
 def _wants_json(words: Sequence[str]) -> bool:

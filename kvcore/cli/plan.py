@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
+from kvcore.cli.sweep_table import summarize
 from kvcore.config.schema import FILLED, ONE_RANK, ModelRoot, RankedKeys, ServedRoot, Unbuilt, node, without
 from kvcore.plan.accounting import VERSIONS
 from kvcore.settings.key import check, key
@@ -41,7 +42,9 @@ class Keys(RankedKeys, ServedRoot):
     plan: PlanKeys = node(PlanKeys)
 
 
-COMMAND = Command("plan", "how many tokens fit, on what layout, and why; needs neither weights nor GPU", Keys)
+COMMAND = Command(
+    "plan", "how many tokens fit, on what layout, and why; needs neither weights nor GPU", Keys, summarize=summarize
+)
 
 
 def execute(job: Job[Keys]) -> Result:
