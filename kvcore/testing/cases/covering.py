@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from kvcore.testing.cases.case import AXES, Case
 
 # Sums of `Case.cost`: about 5 s of the torch backend, and about a minute (quick) of an interpreter on one core.
-BUDGETS = {"fast": 4_000, "quick": 20_000, "full": 60_000}
+BUDGETS = {"fast": 12_000, "quick": 20_000, "full": 60_000}
 
 
 def cover(cases: Sequence[Case], budget: int | None = None) -> list[Case]:

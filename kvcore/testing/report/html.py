@@ -28,7 +28,7 @@ td.n { text-align: right; font-variant-numeric: tabular-nums } td.why { white-sp
 .unsupported, .skipped, .declared { background: var(--none); color: var(--soft) }
 .failed summary, .failed a { color: #9b1c13; font-weight: 600; cursor: pointer }
 .failed details a { display: block; font-weight: 400; font-size: .85em }
-.key span { padding: .1rem .5rem; margin-right: .4rem; border: 1px solid var(--line) }
+.key span { display: inline-block; margin: 0 .4rem .25rem 0; padding: .1rem .5rem; border: 1px solid var(--line) }
 article { border: 1px solid var(--line); border-left: 4px solid #d0483c; padding: .6rem 1rem; margin: .8rem 0;
           scroll-margin-top: 1rem } article:target { background: #fff7e0 } article h3 { font-size: 1rem; margin: 0 }
 pre { background: #f3f5f7; padding: .7rem .9rem; overflow-x: auto; font-size: .85rem; margin: .5rem 0 0 }
@@ -70,8 +70,7 @@ def _summary(done: Conformance) -> str:
     for name in done.backends:
         counts = "".join(f"<td class=n>{n}</td>" for n in done.summary(name).values())
         seconds = sum(r.seconds for r in done.of(name))
-        left = "".join(f"<li>{escape(_sentence(what))}</li>" for what in done.unproven.get(name, []))
-        why = f"<details><summary>{len(done.unproven[name])} things</summary><ul>{left}</ul></details>" if left else ""
+        why = "<br>".join(escape(_sentence(what)) for what in done.unproven.get(name, []))
         proof = escape(", ".join(_proof(p) for p in done.proof(name)))
         rows.append(
             f"<tr><th>{escape(name)}</th><td>{proof}</td>{counts}<td class=n>{seconds:.1f} s</td>"
@@ -100,17 +99,22 @@ def _matrix(done: Conformance) -> str:
         for feature in features:
             for i, value in enumerate(values.get(feature, [])):
                 first = f'<th rowspan="{len(values[feature])}">{escape(feature)}</th>' if i == 0 else ""
-                keys = [(feature, value, name) for name in done.backends]
-                marks = "".join(_cell(cells.get(k), behind.get(k, []), numbers) for k in keys)
+                marks = "".join(
+                    _cell(cells[key], behind[key], numbers) if key in cells else _blank(done, *key)
+                    for key in ((feature, value, name) for name in done.backends)
+                )
                 rows.append(f"<tr>{first}<td class=value>{escape(value)}</td>{marks}</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in done.backends)
     head = f"<thead><tr><th>axis</th><th>value</th>{heads}</tr></thead>"
     return f"<table class=matrix>{head}<tbody>{''.join(rows)}</tbody></table>"
 
 
-def _cell(cell: MatrixCell | None, results: Sequence[CellResult], numbers: dict[tuple[str, str], int]) -> str:
-    if cell is None:
-        return "<td></td>"
+def _blank(done: Conformance, feature: str, value: str, backend: str) -> str:
+    left = value in done.unasked.get(backend, {}).get(feature, [])
+    return '<td class="unsupported">not asked</td>' if left else "<td></td>"
+
+
+def _cell(cell: MatrixCell, results: Sequence[CellResult], numbers: dict[tuple[str, str], int]) -> str:
     kind: str = cell.outcome if cell.proven or cell.outcome != "passed" else "unproven"
     title = ", ".join(f"{n} {outcome}" for outcome, n in cell.counts.items() if n)
     if cell.outcome == "failed":

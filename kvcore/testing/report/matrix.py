@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def by_cell(results: Sequence[CellResult]) -> dict[tuple[str, str, str], list[Ce
 
 
 def is_size(values: Sequence[str]) -> bool:
-    """Whether an axis is a size: most of its values are numbers."""
+    """Whether an axis is a size: most of its values are numbers, or ranges of them."""
     return 2 * sum(_natural(v)[0] == 0 for v in values) > len(values)
 
 
@@ -79,7 +80,6 @@ def shown(value: object) -> str:
 
 
 def _natural(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)
+    """Numbers and ranges by where they begin, then words."""
+    begins = re.match(r"[0-9]+(\.[0-9]+)?", text)
+    return (1, 0.0, text) if begins is None else (0, float(begins[0]), text)
