@@ -1,4 +1,4 @@
-"""The digest chain of a request: what stands for "these tokens, under these conditions, in this model".
+"""Prefix keys: what stands for "these tokens, under these conditions, in this model".
 
 The bytes that are hashed are canonical and unambiguous: every part has a tag, and a fixed length or a
 length prefix, so that two unlike prefixes never encode alike, and equal ones always do.
@@ -6,26 +6,35 @@ length prefix, so that two unlike prefixes never encode alike, and equal ones al
 ::
 
     seed  = H( "S" | version | hash name | namespace | tokens a digest )
-    root  = H( "R" | seed | salt | adapters )
-    d[i]  = H( "B" | d[i-1] or root | tokens, uint32 little endian | multimodal items over them )
+    text  = "R" | seed | salt | adapters                 then every token, uint32, little endian
+    d[i]  = H( text up to the end of run i )
+
+A run of tokens under an item (an image, embeddings) starts a text of its own, and later runs go on with that one::
+
+    text  = "I" | H( text so far ) | items over run i    then every token from run i on
+
+So a digest costs one more run of bytes of one running hash, not a hash of its own; and a request adds its
+digests as its tokens come.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Protocol
+
+import numpy as np
 
 from kvcore.errors import ConfigError, RequestError
+from kvcore.manage.ragged import Ints
 
-HASHES = ("sha256", "xxh3")
-_VERSION = 1
-TOKEN_BYTES = 4
-# The array type of token ids: the unsigned type with four bytes on this machine.
-TOKEN_CODE = next(code for code in "IL" if array(code).itemsize == TOKEN_BYTES)
+HASHES = ("sha256", "xxh3-128")
+_VERSION = 2
+TOKEN_TYPE = np.dtype("<u4")  # little endian on every machine: their bytes are hashed as they lie
+_ARRAY_CODE = next(code for code in "IL" if array(code).itemsize == TOKEN_TYPE.itemsize)
 
 
 @dataclass(frozen=True)
@@ -44,18 +53,41 @@ class Multimodal:
     length: int
 
 
-Extra = Adapter | Multimodal
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors of this digest stand in place of tokens ``[offset, offset + length)`` (prompt embeddings)."""
+
+    digest: bytes
+    offset: int
+    length: int
 
 
-def hash_function(name: str) -> Callable[[bytes], bytes]:
-    """The hash called `name`: ``sha256`` resists collisions on purpose; ``xxh3`` (128 bits) is faster.
+Item = Multimodal | Embeddings
+Extra = Adapter | Item
+
+
+class Hash(Protocol):
+    """A running hash, as `hashlib` and `xxhash` have them."""
+
+    def update(self, data: bytes, /) -> None:
+        """Hash more bytes."""
+
+    def digest(self) -> bytes:
+        """Of all bytes so far."""
+
+    def copy(self) -> Hash:
+        """A hash that goes on from here by itself."""
+
+
+def hash_function(name: str) -> Callable[[bytes], Hash]:
+    """The hash called `name`: ``sha256`` resists collisions on purpose; ``xxh3-128`` is for a single trusted tenant.
 
     Raises:
         ConfigError: The hash is unknown, or its package is not installed.
     """
     if name == "sha256":
-        return lambda data: hashlib.sha256(data).digest()
-    if name != "xxh3":
+        return hashlib.sha256
+    if name != "xxh3-128":
         raise ConfigError("unknown hash", field="cache.hash", got=name, allowed=HASHES)
     try:
         xxhash = import_module("xxhash")  # no requirement of ours
@@ -67,14 +99,14 @@ def hash_function(name: str) -> Callable[[bytes], bytes]:
             allowed="sha256",
             remedy="pip install xxhash, or set cache.hash=sha256",
         ) from None
-    digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
-    return digest
+    found: Callable[[bytes], Hash] = xxhash.xxh3_128
+    return found
 
 
-def token_array(tokens: Sequence[int]) -> array[int]:
-    """Token ids as four-byte integers; `RequestError` for anything else."""
+def token_array(tokens: Sequence[int]) -> Ints:
+    """Token ids as uint32; `RequestError` for anything else."""
     try:
-        return array(TOKEN_CODE, tokens)
+        return np.frombuffer(array(_ARRAY_CODE, tokens), np.uint32)
     except (OverflowError, TypeError) as error:
         raise RequestError(
             "token ids must be integers of 32 bits", field="token_ids", got=str(error), allowed="0 .. 2**32 - 1"
@@ -82,7 +114,33 @@ def token_array(tokens: Sequence[int]) -> array[int]:
 
 
 def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "little") + data
+    return _number(len(data)) + data
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+class Chain:
+    """The digests of one request so far, and the hash that runs over it.
+
+    Attributes:
+        digests: One for each whole run of tokens.
+        items: What some of its tokens stand for.
+    """
+
+    __slots__ = ("digests", "items", "running")
+
+    def __init__(self, running: Hash, items: tuple[Item, ...] = ()) -> None:
+        self.digests: list[bytes] = []
+        self.items = items
+        self.running = running
+
+    def copy(self) -> Chain:
+        """The same prefix, to go on by itself."""
+        twin = Chain(self.running.copy(), self.items)
+        twin.digests = self.digests[:]
+        return twin
 
 
 class BlockHasher:
@@ -90,72 +148,77 @@ class BlockHasher:
 
     Args:
         block_size: Tokens a digest, h: the gcd of the block sizes of all groups.
-        name: ``sha256`` or ``xxh3``.
+        name: One of `HASHES`.
         namespace: Fingerprint of model and layout; other namespaces share nothing.
     """
 
     def __init__(self, block_size: int, *, name: str = "sha256", namespace: bytes = b"") -> None:
         self.block_size = block_size
-        self._hash = hash_function(name)
+        self._new = hash_function(name)
         head = b"S" + bytes([_VERSION]) + _sized(name.encode()) + _sized(namespace)
-        self._seed = self._hash(head + block_size.to_bytes(8, "little"))
+        self._seed = self._new(head + _number(block_size)).digest()
 
-    def root(self, salt: str, extras: Sequence[Extra] = ()) -> bytes:
-        """The digest that the chain of a request starts from."""
-        return self._hash(self.encode_root(salt, extras))
+    def chain(self, salt: str, extras: Sequence[Extra] = ()) -> Chain:
+        """The chain of a request, before its first token."""
+        items = tuple(e for e in extras if not isinstance(e, Adapter))
+        return Chain(self._new(self.encode_root(salt, extras)), items)
 
     def encode_root(self, salt: str, extras: Sequence[Extra]) -> bytes:
-        """What `root` hashes: the salt, and the adapters in the order of their digests."""
+        """What every key of a request begins with: the salt, and the adapters in the order of their digests."""
         adapters = sorted(e.digest for e in extras if isinstance(e, Adapter))
-        listed = b"".join(b"A" + _sized(d) for d in adapters)
-        return b"R" + self._seed + _sized(salt.encode()) + listed
+        return b"R" + self._seed + _sized(salt.encode()) + _number(len(adapters)) + b"".join(map(_sized, adapters))
 
-    def extend(self, digests: list[bytes], root: bytes, tokens: array[int], items: Sequence[Multimodal] = ()) -> None:
-        """Append the digests of all whole runs of `tokens` that `digests` lacks."""
-        size, hashed = self.block_size, self._hash
-        parent = digests[-1] if digests else root
-        for start in range(len(digests) * size, len(tokens) - size + 1, size):
-            data = b"B" + parent + pack(tokens[start : start + size])
-            if items:
-                data += encode_items(items, start, start + size)
-            parent = hashed(data)
-            digests.append(parent)
+    def extend(self, chains: Sequence[Chain], runs: Sequence[int], data: bytes) -> None:
+        """Append the digests of the next whole runs.
+
+        Args:
+            chains: Grow.
+            runs: How many, of each.
+            data: Their tokens, one chain after the other: uint32, little endian.
+        """
+        step = self.block_size * TOKEN_TYPE.itemsize
+        start = 0
+        for chain, count in zip(chains, runs, strict=True):
+            for _ in range(count):
+                if chain.items:
+                    self._enter_items(chain)
+                running = chain.running
+                running.update(data[start : start + step])
+                chain.digests.append(running.digest())
+                start += step
+
+    def _enter_items(self, chain: Chain) -> None:
+        start = len(chain.digests) * self.block_size
+        items = encode_items(chain.items, start, start + self.block_size)
+        if items:
+            chain.running = self._new(b"I" + chain.running.digest() + items)
 
 
-def pack(tokens: array[int]) -> bytes:
-    """Token ids as uint32, little endian on every machine."""
-    if sys.byteorder == "big":
-        tokens = tokens[:]
-        tokens.byteswap()
-    return tokens.tobytes()
-
-
-def encode_items(items: Sequence[Multimodal], start: int, end: int) -> bytes:
-    """The multimodal items that reach into tokens ``[start, end)``, in order of offset, then identifier."""
-    inside = [m for m in items if m.offset < end and start < m.offset + m.length]
-    inside.sort(key=lambda m: (m.offset, m.identifier, m.length))
-    return b"".join(
-        b"M" + _sized(m.identifier) + m.offset.to_bytes(8, "little") + m.length.to_bytes(8, "little") for m in inside
-    )
+def encode_items(items: Sequence[Item], start: int, end: int) -> bytes:
+    """The items that reach into tokens ``[start, end)``, in order of offset, then identity; empty for none."""
+    inside = [
+        (m.offset, b"M" + _sized(m.identifier) if isinstance(m, Multimodal) else b"E" + _sized(m.digest), m.length)
+        for m in items
+        if m.offset < end and start < m.offset + m.length
+    ]
+    told = b"".join(name + _number(offset) + _number(length) for offset, name, length in sorted(inside))
+    return _number(len(inside)) + told if inside else b""
 
 
 def check_extras(extras: Sequence[Extra]) -> tuple[Extra, ...]:
     """`extras` as a tuple; `RequestError` names what cannot be encoded."""
     for extra in extras:
-        if isinstance(extra, Adapter):
-            good = isinstance(extra.digest, bytes) and bool(extra.digest)
-        else:
-            good = (
-                isinstance(extra, Multimodal)
-                and isinstance(extra.identifier, bytes)
-                and extra.offset >= 0
-                and extra.length >= 1
-            )
+        name = getattr(extra, "identifier", getattr(extra, "digest", None))
+        good = isinstance(extra, Extra) and isinstance(name, bytes)
+        if isinstance(extra, Adapter | Embeddings):
+            good = good and bool(name)
+        if isinstance(extra, Item):
+            good = good and extra.offset >= 0 and extra.length >= 1
         if not good:
             raise RequestError(
                 "this extra cannot be part of a prefix",
                 field="extras",
                 got=repr(extra),
-                allowed="Adapter(digest), Multimodal(id, offset, length)",
+                allowed="Adapter(digest), Multimodal(id, offset, length), Embeddings(digest, offset, length)",
             )
     return tuple(extras)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
 
 from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError
-from kvcore.manage.block_list import BlockList
+from kvcore.manage.block_queue import NOWHERE, BlockQueue
 from kvcore.manage.eviction import LRU, EvictionPolicy
+from kvcore.manage.ragged import Ints
+from kvcore.manage.victims import Victims
 from kvcore.plan.config import NULL_BLOCK
 
-_NOT_PENDING = -1
+_FRESH = 0  # tag of the queue of free blocks without content
+_FIRST_TICKET = NOWHERE - 1  # places of pending blocks count down from here
 
 
 class BlockPool:
@@ -27,13 +32,13 @@ class BlockPool:
 
     Args:
         num_blocks: Ids, the null block included.
-        policy: Class of the eviction policy.
-        on_evict: Called with a cached block that is about to be handed out.
-        on_death: Called with each block whose content can no longer be read nor hit: when its last reader is
-            done, if it is not cached; when it is evicted; when the cache forgets it.
+        policy: The eviction policy.
+        on_evict: Called with cached blocks that are about to be handed out.
+        on_death: Called with blocks whose content can no longer be read nor hit: when their last reader is
+            done, if they are not cached; when they are evicted; when the cache forgets them.
 
     Attributes:
-        refs: Holders of each id; read only.
+        refs: int32, holders of each id; read only.
         retired: The last step known to be done.
         evictions: Cached blocks that were handed out.
     """
@@ -43,33 +48,34 @@ class BlockPool:
         num_blocks: int,
         *,
         policy: type[EvictionPolicy] = LRU,
-        on_evict: Callable[[int], None] | None = None,
-        on_death: Callable[[int], None] | None = None,
+        on_evict: Callable[[Ints], None] | None = None,
+        on_death: Callable[[Ints], None] | None = None,
     ) -> None:
         if num_blocks < 1:
             raise ConfigError(
                 "a pool holds at least the null block", field="num_blocks", got=num_blocks, allowed=">= 1"
             )
         self.num_blocks = num_blocks
-        self.refs = [0] * num_blocks
+        self.refs: Ints = np.zeros(num_blocks, np.int32)
         self.retired = 0
         self.evictions = 0
         self._on_evict = on_evict
         self._on_death = on_death
-        self._fresh = BlockList(num_blocks, full=True)  # free, content of no use
-        self._policy = policy(num_blocks)  # free, content can be hit
-        self._cached = bytearray(num_blocks)
-        self._last_reader = [0] * num_blocks
-        # Pending blocks by last reader, in the order of their release. An entry counts only while
-        # `_pending_at` points back at it: a block can be revived, and released again later.
-        self._pending: dict[int, list[int]] = {}
-        self._pending_at = [_NOT_PENDING] * num_blocks
+        self._place: Ints = np.full(num_blocks, NOWHERE, np.int32)
+        self._fresh = BlockQueue(self._place, _FRESH, np.arange(1, num_blocks, dtype=np.int32))
+        self._victims = Victims(self._place, policy())  # free, content can be hit
+        self._cached = np.zeros(num_blocks, np.bool_)
+        self._last_reader: Ints = np.zeros(num_blocks, np.int32)
+        # Pending blocks by last reader, in the order of their release, each with its ticket. An entry counts only
+        # while the block's place is its ticket: a block can be revived, and released again later.
+        self._pending: dict[int, list[tuple[Ints, Ints]]] = {}
+        self._next_ticket = _FIRST_TICKET
         self._num_pending = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that can be handed out now."""
-        return len(self._fresh) + len(self._policy)
+        return len(self._fresh) + len(self._victims)
 
     @property
     def num_reusable(self) -> int:
@@ -86,12 +92,12 @@ class BlockPool:
         """Blocks with a holder."""
         return self.num_blocks - 1 - self.num_free - self._num_pending
 
-    def is_free(self, block: int) -> bool:
-        """Whether `share` of this block would leave one less to hand out."""
-        return self.refs[block] == 0 and self._pending_at[block] == _NOT_PENDING
+    def free_among(self, blocks: Ints) -> Ints:
+        """Those of `blocks` of which a `share` would leave one less to hand out."""
+        return blocks[self._place[blocks] > NOWHERE]
 
-    def take(self, count: int) -> list[int]:
-        """Hand out `count` blocks, each with one holder.
+    def take(self, count: int) -> Ints:
+        """Hand out `count` blocks, int32, each with one holder.
 
         Raises:
             OutOfBlocksError: Fewer are free; nothing has changed.
@@ -104,87 +110,87 @@ class BlockPool:
                 allowed=f"<= {self.num_free}",
                 remedy="free or preempt a request, or retire steps that are done",
             )
-        taken = []
-        fresh, refs, last_reader = self._fresh, self.refs, self._last_reader
-        try:
-            for _ in range(count):
-                block = fresh.pop_first() if len(fresh) else self._evict()
-                refs[block] = 1
-                last_reader[block] = 0
-                taken.append(block)
-        except BaseException:  # a policy is anybody's code
-            self.release(taken, self.retired)
-            raise
+        taken = self._fresh.pop(min(count, len(self._fresh)))
+        if len(taken) < count:
+            evicted = self._victims.pop(count - len(taken))
+            self._cached[evicted] = False
+            self.evictions += len(evicted)
+            if self._on_evict is not None:
+                self._on_evict(evicted)
+            if self._on_death is not None:
+                self._on_death(evicted)
+            taken = np.concatenate((taken, evicted))
+        self._victims.forget(taken)
+        self.refs[taken] = 1
+        self._last_reader[taken] = 0
         return taken
 
-    def _evict(self) -> int:
-        block = self._policy.pop()
-        if not (0 < block < self.num_blocks and self._cached[block] and self.is_free(block)):
-            raise IntegrityError(
-                "the eviction policy gave up a block that it was not given",
-                field="cache.eviction",
-                got=block,
-                remedy=f"repair the policy {type(self._policy).__name__}",
-            )
-        self._cached[block] = 0
-        self.evictions += 1
-        if self._on_evict is not None:
-            self._on_evict(block)
-        if self._on_death is not None:
-            self._on_death(block)
-        return block
+    def share(self, blocks: Ints) -> None:
+        """Give each of these distinct blocks one more holder; free and pending ones come back to life."""
+        if len(blocks) and blocks.min() <= NULL_BLOCK:
+            raise IntegrityError("the null block has no holder", field="block", got=int(blocks.min()))
+        idle = blocks[self.refs[blocks] == 0]
+        if len(idle):
+            pending = self._place[idle] < NOWHERE
+            self._num_pending -= np.count_nonzero(pending)
+            self._place[idle[pending]] = NOWHERE
+            free = idle[~pending]
+            cached = self._cached[free]
+            self._victims.remove(free[cached])
+            self._fresh.remove(free[~cached])
+        self._victims.hit(blocks)
+        self.refs[blocks] += 1
 
-    def _set_free(self, block: int) -> None:
-        """Nobody holds or reads the block any more; content that is not cached is dead."""
-        if self._cached[block]:
-            self._policy.add(block)
-            return
-        self._fresh.append(block)
-        if self._on_death is not None:
-            self._on_death(block)
-
-    def share(self, blocks: Iterable[int]) -> None:
-        """Give each block one more holder; free and pending ones come back to life."""
-        for block in blocks:
-            if self.refs[block] == 0:
-                self._revive(block)
-            self.refs[block] += 1
-
-    def _revive(self, block: int) -> None:
-        if block == NULL_BLOCK:
-            raise IntegrityError("the null block has no holder", field="block", got=block)
-        if self._pending_at[block] != _NOT_PENDING:
-            self._pending_at[block] = _NOT_PENDING
-            self._num_pending -= 1
-        elif self._cached[block]:
-            self._policy.remove(block)
-        else:
-            self._fresh.remove(block)
-
-    def release(self, blocks: Iterable[int], last_reader: int) -> None:
+    def release(self, blocks: Ints, last_reader: int | Ints, reach: int | Ints = 0) -> None:
         """Take one holder from each block, in the order in which they should be given up.
 
         Args:
-            blocks: Blocks in use; of a request, the tail first.
-            last_reader: The last step that may read them on behalf of this holder.
+            blocks: Blocks in use; of a request, the tail first. One with several holders may come several times.
+            last_reader: The last step that may read them on behalf of this holder; one for all, or for each.
+            reach: Tokens of the holder, likewise.
         """
-        for block in blocks:
-            left = self.refs[block] - 1
-            if left < 0 or block == NULL_BLOCK:
-                raise IntegrityError("a block is released that nobody holds", field="block", got=block)
-            self.refs[block] = left
-            step = self._last_reader[block]
-            if last_reader > step:
-                self._last_reader[block] = step = last_reader
-            if left:
-                continue
-            if step > self.retired:
-                waiting = self._pending.setdefault(step, [])
-                self._pending_at[block] = len(waiting)
-                waiting.append(block)
-                self._num_pending += 1
-            else:
-                self._set_free(block)
+        refs = self.refs
+        shared = np.count_nonzero(refs[blocks] > 1)
+        np.subtract.at(refs, blocks, 1)
+        if len(blocks) and (refs[blocks].min() < 0 or blocks.min() <= NULL_BLOCK):
+            np.add.at(refs, blocks, 1)
+            wrong = blocks[(refs[blocks] < 1) | (blocks <= NULL_BLOCK)]
+            got = int(wrong[0]) if len(wrong) else blocks.tolist()
+            raise IntegrityError("a block is released that nobody holds", field="block", got=got)
+        self._victims.reached(blocks, reach)
+        if np.max(last_reader, initial=0) > self.retired:  # else the reader is done, and nobody waits for it
+            np.maximum.at(self._last_reader, blocks, last_reader)
+        if shared:
+            blocks = _last_of_each(blocks[refs[blocks] == 0])
+        late = self._last_reader[blocks] > self.retired
+        if np.count_nonzero(late):
+            self._defer(blocks[late])
+            blocks = blocks[~late]
+        self._set_free(blocks)
+
+    def _defer(self, blocks: Ints) -> None:
+        if not self._num_pending:
+            self._next_ticket = _FIRST_TICKET
+            self._pending.clear()
+        tickets = np.arange(self._next_ticket, self._next_ticket - len(blocks), -1, dtype=np.int32)
+        self._next_ticket -= len(blocks)
+        self._place[blocks] = tickets
+        self._num_pending += len(blocks)
+        readers = self._last_reader[blocks]
+        for step in sorted(set(readers.tolist())):
+            mine = readers == step
+            self._pending.setdefault(step, []).append((blocks[mine], tickets[mine]))
+
+    def _set_free(self, blocks: Ints) -> None:
+        """Nobody holds or reads these any more; content that is not cached is dead."""
+        cached = self._cached[blocks]
+        if np.count_nonzero(cached):
+            self._victims.add(blocks[cached])
+            blocks = blocks[~cached]
+        if len(blocks):
+            self._fresh.append(blocks)
+            if self._on_death is not None:
+                self._on_death(blocks)
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done: their pending blocks can be handed out."""
@@ -192,25 +198,26 @@ class BlockPool:
             return
         self.retired = step
         for due in sorted(s for s in self._pending if s <= step):
-            for i, block in enumerate(self._pending.pop(due)):
-                if self._pending_at[block] == i and self._last_reader[block] == due:
-                    self._pending_at[block] = _NOT_PENDING
-                    self._num_pending -= 1
-                    self._set_free(block)
+            for blocks, tickets in self._pending.pop(due):
+                live = blocks[self._place[blocks] == tickets]
+                self._place[live] = NOWHERE
+                self._num_pending -= len(live)
+                self._set_free(live)
 
-    def set_cached(self, block: int) -> None:
-        """The content of this block, which is in use, can be hit from now on."""
-        if self.refs[block] == 0:
-            raise IntegrityError("only a block in use becomes cached", field="block", got=block)
-        self._cached[block] = 1
+    def set_cached(self, blocks: Ints) -> None:
+        """The content of these blocks, which are in use, can be hit from now on."""
+        if np.count_nonzero(self.refs[blocks] == 0):
+            raise IntegrityError("only a block in use becomes cached", field="block", got=blocks.tolist())
+        if np.count_nonzero(self._cached[blocks]):
+            raise IntegrityError("a block is cached under two digests", field="block", got=blocks.tolist())
+        self._cached[blocks] = True
 
-    def uncache(self, blocks: Iterable[int]) -> None:
+    def uncache(self, blocks: Ints) -> None:
         """The content of these cached blocks is of no use any more, whatever their state."""
-        for block in blocks:
-            self._cached[block] = 0
-            if self.is_free(block):
-                self._policy.remove(block)
-                self._set_free(block)
+        self._cached[blocks] = False
+        free = self.free_among(blocks)
+        self._victims.remove(free)
+        self._set_free(free)
 
     def check_integrity(self, holders: Mapping[int, int] | None = None) -> None:
         """Prove that every id is in exactly one state; O(pool).
@@ -223,33 +230,51 @@ class BlockPool:
         """
         state: list[str | None] = [None] * self.num_blocks
         state[NULL_BLOCK] = "null"
-        self._claim(state, "free", list(self._fresh), cached=False)
-        self._claim(state, "free and cached", list(self._policy), cached=True)
+        self._claim(state, "free", self._fresh, len(self._fresh), cached=False)
+        self._claim(state, "free and cached", self._victims, len(self._victims), cached=True)
         for step, waiting in self._pending.items():
-            if step <= self.retired and waiting:
+            if step <= self.retired:
                 raise IntegrityError("a retired step still holds blocks back", field="step", got=step)
-            live = [b for i, b in enumerate(waiting) if self._pending_at[b] == i]
-            self._claim(state, "pending", [b for b in live if self._last_reader[b] == step])
-        self._claim(state, "in use", [b for b, count in enumerate(self.refs) if count])
-        for block, found in enumerate(state):
-            held = holders.get(block, 0) if holders is not None else self.refs[block]
-            if found is None or self.refs[block] != held or self.refs[block] < 0:
+            live = [b[self._place[b] == tickets].tolist() for b, tickets in waiting]
+            self._claim(state, "pending", [block for blocks in live for block in blocks])
+        self._claim(state, "in use", self.refs.nonzero()[0].tolist())
+        for block, (found, count) in enumerate(zip(state, self.refs.tolist(), strict=True)):
+            held = holders.get(block, 0) if holders is not None else count
+            if found is None or count != held or count < 0:
                 raise IntegrityError(
                     "a block is in no state, or its holders are miscounted",
                     field="block",
-                    got=f"{block}: {found}, counted {self.refs[block]}",
+                    got=f"{block}: {found}, counted {count}",
                     allowed=held,
                 )
-        counted = sum(1 for s in state if s == "pending")
+        counted = state.count("pending")
         if counted != self._num_pending:
             raise IntegrityError(
                 "pending blocks are miscounted", field="pending", got=self._num_pending, allowed=counted
             )
 
-    def _claim(self, state: list[str | None], name: str, blocks: Sequence[int], cached: bool | None = None) -> None:
+    def _claim(
+        self,
+        state: list[str | None],
+        name: str,
+        blocks: Iterable[int],
+        counted: int | None = None,
+        cached: bool | None = None,
+    ) -> None:
+        number = 0
         for block in blocks:
+            number += 1
             if state[block] is not None or (cached is not None and bool(self._cached[block]) != cached):
                 raise IntegrityError(
                     "a block is in two states", field="block", got=f"{block}: {state[block]} and {name}"
                 )
             state[block] = name
+        if counted is not None and number != counted:
+            raise IntegrityError(f"blocks are miscounted: {name}", field="blocks", got=counted, allowed=number)
+
+
+def _last_of_each(blocks: Ints) -> Ints:
+    """The blocks without repetition, each where it comes last."""
+    _, from_the_end = np.unique(blocks[::-1], return_index=True)
+    kept: Ints = blocks[np.sort(len(blocks) - 1 - from_the_end)]
+    return kept

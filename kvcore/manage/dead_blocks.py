@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-GroupBlocks = tuple[tuple[int, int], ...]
+from kvcore.manage.ragged import Ints
+
+_NONE: Ints = np.zeros((0, 2), np.int32)
 
 
 class DeadBlocks:
@@ -17,23 +19,22 @@ class DeadBlocks:
 
     def __init__(self, num_blocks: int, *, enabled: bool) -> None:
         self.enabled = enabled
-        self._writer = [0] * num_blocks if enabled else []
-        self._dead: list[tuple[int, int]] = []
+        self._writer: Ints = np.zeros(num_blocks if enabled else 0, np.int32)
+        self._dead: list[Ints] = []
 
-    def died(self, block: int) -> None:
-        """The content of a block can no longer be read nor hit; see `BlockPool`."""
+    def died(self, blocks: Ints) -> None:
+        """The content of blocks can no longer be read nor hit; see `BlockPool`."""
         if self.enabled:
-            self._dead.append((self._writer[block], block))
+            self._dead.append(np.stack((self._writer[blocks], blocks), axis=1).astype(np.int32))
 
-    def drain(self, new_blocks: Sequence[tuple[int, int]]) -> GroupBlocks:
-        """(group, block) that died since the last call, oldest first; then `new_blocks` have new owners.
+    def drain(self, new_blocks: Ints) -> Ints:
+        """int32 [n, 2] (group, block) that died since the last call, oldest first; then `new_blocks` have new owners.
 
         Args:
-            new_blocks: (group, block) handed out in the step that is being made.
+            new_blocks: [m, 2] (group, block) handed out in the step that is being made.
         """
         if not self.enabled:
-            return ()
-        dead, self._dead = tuple(self._dead), []
-        for group, block in new_blocks:
-            self._writer[block] = group
+            return _NONE
+        dead, self._dead = np.concatenate((_NONE, *self._dead)), []
+        self._writer[new_blocks[:, 1]] = new_blocks[:, 0]
         return dead

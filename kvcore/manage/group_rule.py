@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import gcd, lcm
 
+import numpy as np
+
 from kvcore.errors import NotBuiltError, SpecError
+from kvcore.manage.ragged import Ints
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
@@ -58,6 +61,30 @@ class GroupRule:
     def first_block(self, position: int) -> int:
         """Index of the first block that a query at `position`, or a later one, may read or write."""
         return self.retention.first_needed(position) // self.block_size if self.drops else 0
+
+    def first_blocks(self, positions: Ints) -> Ints:
+        """`first_block` of each position."""
+        retention, size = self.retention, self.block_size
+        if type(retention) is Window:
+            found: Ints = np.maximum(positions - (retention.size - 1), 0) // size
+        elif type(retention) is Chunk:
+            found = positions // retention.size * retention.size // size
+        else:  # a plugin's, which answers one by one
+            found = np.array([self.first_block(p) for p in positions.tolist()], np.int64)
+        return found
+
+    def drop_positions(self, blocks: Ints) -> Ints:
+        """For each block index a position up to which `first_block` does not exceed it."""
+        retention, size = self.retention, self.block_size
+        if self.stores_nothing:  # nothing that was begun is read again either: there is always something to drop
+            found: Ints = np.zeros_like(blocks)
+        elif type(retention) is Window:
+            found = (blocks + 1) * size + (retention.size - 2)
+        elif type(retention) is Chunk:
+            found = -(-(blocks + 1) * size // retention.size) * retention.size - 1
+        else:
+            found = np.zeros_like(blocks)  # not known: look each time
+        return found
 
 
 def rules_of(config: KVCacheConfig) -> tuple[GroupRule, ...]:

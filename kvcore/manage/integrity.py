@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import numpy as np
 
 from kvcore.errors import IntegrityError
-from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import PrefixCache
-from kvcore.manage.request import RequestState
+from kvcore.manage.requests import Requests
 
 
-def check_rows(requests: Iterable[RequestState], rules: Sequence[GroupRule], cache: PrefixCache) -> dict[int, int]:
+def check_rows(requests: Requests, cache: PrefixCache) -> dict[int, int]:
     """Check every row against its request, and that no block serves two groups.
 
     Returns:
@@ -28,22 +27,26 @@ def check_rows(requests: Iterable[RequestState], rules: Sequence[GroupRule], cac
                 "a block is owned by two groups", field="block", got=f"{block}: {owner[block]} and {group}"
             )
 
-    for request in requests:
-        for rule, row in zip(rules, request.rows, strict=False):
-            end = -(-request.computed // rule.block_size)
-            emptied = rule.stores_nothing and not row.ids and request.in_flight == 0
-            if (row.end != end and not emptied) or not row.held <= row.first <= row.end:
+    for row in (r for r in requests.rows() if requests.admitted[r]):
+        held = requests.held(np.array([row]))[0].tolist()
+        idle = requests.limit[row] == requests.known[row]
+        for rule in requests.rules:
+            ids = requests.blocks.view(row * requests.groups + rule.index).tolist()
+            first, last = int(requests.first[row, rule.index]), held[rule.index] + len(ids)
+            end = -(-int(requests.computed[row]) // rule.block_size)
+            emptied = rule.stores_nothing and not ids and idle
+            if (last != end and not emptied) or not 0 <= held[rule.index] <= last or first > last:
                 raise IntegrityError(
-                    f"the row of request {request.request_id} does not end with its tokens",
+                    f"the row of request {requests.name(row)} does not end with its tokens",
                     field=f"group {rule.index}",
-                    got=(row.held, row.first, row.end),
+                    got=(held[rule.index], first, last),
                     allowed=end,
                 )
-            for block in row.ids:
+            for block in ids:
                 holders[block] = holders.get(block, 0) + 1
                 owned(block, rule.index)
-            if len(set(row.ids)) != len(row.ids):
-                raise IntegrityError("a row holds a block twice", field="request_id", got=request.request_id)
+            if len(set(ids)) != len(ids):
+                raise IntegrityError("a row holds a block twice", field="row", got=row)
     for group, digest, block in cache.entries():
         owned(block, group)
         if cache.get(group, digest) != block or block == 0:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from kvcore.errors import IntegrityError
 from kvcore.manage.group_rule import GroupRule, hash_block_size, hit_unit
+from kvcore.manage.ragged import Ints
 
 
 class Hit(NamedTuple):
@@ -39,7 +42,7 @@ class PrefixCache:
         self.spans = tuple(r.block_size // size for r in rules)
         self._index: tuple[dict[bytes, int], ...] = tuple({} for _ in rules)
         self._digest: list[bytes | None] = [None] * num_blocks
-        self._group = [0] * num_blocks
+        self._group = np.zeros(num_blocks, np.uint8)
 
     def __len__(self) -> int:
         """Blocks that can be hit."""
@@ -49,40 +52,43 @@ class PrefixCache:
         """The block of `group` found by `digest`."""
         return self._index[group].get(digest)
 
-    def known(self, digests: Sequence[bytes], counts: Sequence[int]) -> list[int]:
+    def known(self, digests: Sequence[bytes], counts: Sequence[int]) -> Ints:
         """The blocks found by a chain: of group g those among its first ``counts[g]`` blocks."""
-        chains = zip(self._index, self.spans, counts, strict=False)
+        chains = zip(self._index, self.spans, counts, strict=True)
         found = [index.get(digests[(b + 1) * span - 1]) for index, span, count in chains for b in range(count)]
-        return [block for block in found if block is not None]
+        return np.array([block for block in found if block is not None], np.int64)
 
-    def insert(self, group: int, digest: bytes, block: int) -> bool:
-        """Make a committed block known; False when another block already serves this digest."""
-        index = self._index[group]
-        if digest in index:
-            return False
-        if self._digest[block] is not None:
-            raise IntegrityError("a block is cached under two digests", field="block", got=block)
-        index[digest] = block
-        self._digest[block] = digest
-        self._group[block] = group
-        return True
+    def insert(self, group: int, digests: Sequence[bytes], blocks: Sequence[int]) -> Ints:
+        """Make committed blocks known, which are not yet; returns those that no other block made superfluous."""
+        holders = list(map(self._index[group].setdefault, digests, blocks))
+        if holders != blocks:
+            pairs = [(d, b) for d, b, holder in zip(digests, blocks, holders, strict=True) if holder == b]
+            digests, blocks = [d for d, _ in pairs], [b for _, b in pairs]
+        for block, digest in zip(blocks, digests, strict=True):
+            self._digest[block] = digest
+        stored = np.array(blocks, np.int64)
+        self._group[stored] = group
+        return stored
 
-    def remove(self, block: int) -> tuple[int, bytes]:
-        """Forget a block; returns the group and the digest that it was found by."""
-        digest, group = self._digest[block], self._group[block]
-        if digest is None or self._index[group].pop(digest, None) != block:
-            raise IntegrityError("a block that is not in the index is evicted", field="block", got=block)
-        self._digest[block] = None
-        return group, digest
+    def remove(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:
+        """Forget blocks; returns the group and the digest that each was found by."""
+        found = []
+        for block, group in zip(blocks, self._group[blocks].tolist(), strict=True):
+            digest = self._digest[block]
+            if digest is None or self._index[group].pop(digest, None) != block:
+                raise IntegrityError("a block that is not in the index is evicted", field="block", got=block)
+            self._digest[block] = None
+            found.append((group, digest))
+        return found
 
-    def clear(self) -> list[int]:
+    def clear(self) -> Ints:
         """Forget everything; returns the blocks that were known."""
         blocks = [b for index in self._index for b in index.values()]
         for index in self._index:
             index.clear()
         for block in blocks:
             self._digest[block] = None
-        return blocks
+        return np.array(blocks, np.int64)
 
     def entries(self) -> list[tuple[int, bytes, int]]:
         """All (group, digest, block); for proofs and tests."""
@@ -112,8 +118,8 @@ class PrefixCache:
     def _contiguous(self, rule: GroupRule, digests: Sequence[bytes], limit: int) -> int:
         index, span = self._index[rule.index], self.spans[rule.index]
         blocks = limit // rule.block_size
-        for b in range(blocks):
-            if digests[(b + 1) * span - 1] not in index:
+        for b, digest in enumerate(digests[span - 1 : blocks * span : span]):
+            if digest not in index:
                 return b * rule.block_size
         return blocks * rule.block_size
 
@@ -138,5 +144,5 @@ class PrefixCache:
         for rule, index, span in zip(self._rules, self._index, self.spans, strict=True):
             first, end = rule.first_block(length), length // rule.block_size
             firsts.append(first)
-            rows.append([index[digests[(b + 1) * span - 1]] for b in range(first, end)])
+            rows.append([index[digest] for digest in digests[(first + 1) * span - 1 : end * span : span]])
         return Hit(length, tuple(firsts), tuple(rows))

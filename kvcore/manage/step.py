@@ -1,49 +1,44 @@
-"""What a step asks for and what it gets: integers only."""
+"""`Step`: what a step asks for, worked out before anything changes; `StepAllocation`: what it gets. Integers only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 
-class ScheduledRequest(NamedTuple):
-    """One request's part of a step.
-
-    Attributes:
-        request_id: A request that has begun.
-        num_scheduled: Tokens to compute in this step, those of a prefix hit not among them.
-        num_lookahead, num_external, delay_caching, num_encoder: Room for speculative tokens, tokens
-            computed elsewhere, caching left to the caller, and encoder tokens; not built yet.
-    """
-
-    request_id: str
-    num_scheduled: int
-    num_lookahead: int = 0
-    num_external: int = 0
-    delay_caching: bool = False
-    num_encoder: int = 0
+from kvcore.errors import IntegrityError, OutOfBlocksError, RequestError
+from kvcore.manage.block_pool import BlockPool
+from kvcore.manage.prefix_cache import Hit
+from kvcore.manage.ragged import Ints
+from kvcore.manage.requests import Requests
 
 
-class TableDelta(NamedTuple):
-    """How the row of one request in one group changes.
+class TableDeltas(NamedTuple):
+    """How rows of block tables change; what is not named stays as it is.
 
     ::
 
-        row = row[drop_front:][:keep] + ids
-        first_block = first_block + drop_front
+        row = row[drop:][:keep] + the next `count` of `ids`
+        first_block = first_block + drop
 
     The row of a request that enters (by admission or by fork) starts as empty, with first_block 0.
 
     Attributes:
-        drop_front: Entries that fall out at the front; may exceed the length of the row.
-        keep: Entries kept after that; those behind them are replaced.
-        ids: New entries at the end.
+        rows, groups: int32 [n], which.
+        drops: int32 [n], entries that fall out at the front; may exceed the length of the row.
+        keeps: int32 [n], entries kept after that; those behind them are replaced.
+        counts: int32 [n], new entries at the end.
+        ids: int32 [sum of counts], the new entries of all, one after the other.
     """
 
-    drop_front: int
-    keep: int
-    ids: tuple[int, ...]
+    rows: Ints
+    groups: Ints
+    drops: Ints
+    keeps: Ints
+    counts: Ints
+    ids: Ints
 
 
 @dataclass(frozen=True)
@@ -52,17 +47,295 @@ class StepAllocation:
 
     Attributes:
         step: Number of the step, from 1.
-        deltas: Per request of the step, one delta a group.
-        copies: (group, from block, to block), to be done before the model runs.
-        new_blocks: (group, block) handed out in this step; their old content is of no use.
-        cached_tokens: Per request admitted in this step, the tokens that the prefix cache gave it.
-        dead: (group that wrote it, block) whose content died since the step before, where the manager tracks
-            that; a block may be dead and new in one step.
+        rows, ends: int64 [n], the requests as they were asked for, and how many tokens of each the step completes.
+        deltas: How their block tables change.
+        copies: int32 [n, 3] (group, from block, to block), to be done before the model runs.
+        new_blocks: int32 [n, 2] (group, block) handed out in this step; their old content is of no use.
+        cached_tokens: Per row admitted in this step, the tokens that the prefix cache gave it.
+        dead: int32 [n, 2] (group that wrote it, block) whose content died since the step before, where the manager
+            tracks that; a block may be dead and new in one step.
     """
 
     step: int
-    deltas: Mapping[str, tuple[TableDelta, ...]]
-    copies: tuple[tuple[int, int, int], ...]
-    new_blocks: tuple[tuple[int, int], ...]
-    cached_tokens: Mapping[str, int]
-    dead: tuple[tuple[int, int], ...] = ()
+    rows: Ints
+    ends: Ints
+    deltas: TableDeltas
+    copies: Ints
+    new_blocks: Ints
+    cached_tokens: Mapping[int, int]
+    dead: Ints
+
+
+class Look(NamedTuple):
+    """Requests of a step for which something changes: blocks to hand out, drop or copy.
+
+    Attributes:
+        rows, starts, ends: [m], and the tokens to compute.
+        need: [m, groups], blocks to hand out, those for copies among them.
+        copies: (index of the request, group) whose last block is shared and must be copied before it is written.
+    """
+
+    rows: Ints
+    starts: Ints
+    ends: Ints
+    need: Ints
+    copies: tuple[tuple[int, int], ...]
+
+
+class Part(NamedTuple):
+    """Some requests of a step: (rows, ends, their `Requests.limit`), and those for which something changes."""
+
+    rows: Ints
+    ends: Ints
+    limits: Ints
+    look: Look | None
+
+
+class Entry(NamedTuple):
+    """A request that the step admits."""
+
+    row: int
+    hit: Hit
+    end: int
+    limit: int
+    need: list[int]
+
+
+class Step:
+    """A step that grows by requests; nothing changes before `KVCacheManager.allocate` takes it.
+
+    What one request costs is worked out once, when it is added. Requests that need nothing cost no more than their
+    share of a few array operations.
+
+    Args:
+        requests: The requests that have begun.
+        pool: The blocks.
+        find_hit: The longest prefix that the cache holds now for a row.
+
+    Attributes:
+        new_blocks: Blocks to hand out.
+        entries: What it admits.
+    """
+
+    def __init__(self, requests: Requests, pool: BlockPool, find_hit: Callable[[int], Hit]) -> None:
+        self.new_blocks = 0
+        self.entries: list[Entry] = []
+        self._requests, self._pool, self._find_hit = requests, pool, find_hit
+        self._parts: list[Part | Entry] = []
+        self._asked = np.zeros(len(requests.limit), np.bool_)
+        self._size = 0
+        self._revived: set[int] = set()  # free blocks that hits bring back to life: no longer to be handed out
+        self._holders: dict[int, int] = {}  # of shared last blocks, as copies leave them
+
+    @property
+    def taken(self) -> int:
+        """Free blocks that the step uses up."""
+        return self.new_blocks + len(self._revived)
+
+    @property
+    def short(self) -> int:
+        """Free blocks that are missing."""
+        return max(0, self.taken - self._pool.num_free)
+
+    def add(self, rows: Ints, counts: Ints) -> None:
+        """Add requests, whether or not there are blocks for them.
+
+        Args:
+            rows: Int64 [n], distinct rows of requests that are admitted.
+            counts: [n], tokens to compute.
+
+        Raises:
+            RequestError: One is unknown, not admitted, asked for twice, or scheduled beyond its known tokens; none
+                was added.
+        """
+        r = self._requests
+        try:
+            starts = r.computed[rows]
+            limits = r.limit[rows]
+        except IndexError:
+            r.check(rows)
+            raise
+        ends = starts + counts
+        if np.count_nonzero((counts < 1) | (ends > limits) | (rows < 0) | ~r.admitted[rows]):
+            self._refuse(rows, counts)
+        self._ask(rows)
+        looked = (ends > r.quiet_to[rows]).nonzero()[0]
+        look = self._look(rows[looked], starts[looked], ends[looked]) if len(looked) else None
+        self._parts.append(Part(rows, ends, limits, look))
+
+    def try_add(self, row: int, count: int) -> int:
+        """Add a request, admitted or not, if there are blocks for it.
+
+        Returns:
+            How many are missing; 0 when it was added.
+
+        Raises:
+            RequestError: As `add`.
+        """
+        r = self._requests
+        if not 0 <= row < len(r.limit) or r.limit[row] < 0:
+            r.check(np.array([row]))
+        if r.admitted[row]:
+            before = self.new_blocks, dict(self._holders)
+            self.add(np.array([row]), np.array([count]))
+            missing = self.short
+            if missing and self.new_blocks > before[0]:
+                self.new_blocks, self._holders = before
+                self._parts.pop()
+                self._forget(row)
+                return missing
+            return 0
+        entry, revived = self._enter(row, count)
+        missing = self.taken + sum(entry.need) + len(revived) - self._pool.num_free
+        if missing > 0:
+            return missing
+        self._keep(entry, revived)
+        return 0
+
+    def enter(self, row: int, count: int) -> None:
+        """Add a request that is not admitted yet, whether or not there are blocks for it; see `try_add`."""
+        self._keep(*self._enter(row, count))
+
+    def _enter(self, row: int, count: int) -> tuple[Entry, set[int]]:
+        """What admits the request, and the free blocks that only its hit revives."""
+        r = self._requests
+        hit = self._find_hit(row)
+        end, limit = hit.tokens + count, int(r.limit[row])
+        if count < 1 or end > limit or self._has(row):
+            self._refuse(np.array([row]), np.array([count]))
+        need = [-(-end // rule.block_size) - hit.tokens // rule.block_size for rule in r.rules]
+        revived = set[int]()
+        for blocks in hit.blocks:
+            if blocks:
+                revived.update(self._pool.free_among(np.array(blocks)).tolist())
+        return Entry(row, hit, end, limit, need), revived - self._revived
+
+    def _keep(self, entry: Entry, revived: set[int]) -> None:
+        self._ask(np.array([entry.row]))
+        self._parts.append(entry)
+        self.entries.append(entry)
+        self.new_blocks += sum(entry.need)
+        self._revived |= revived
+
+    def _has(self, row: int) -> bool:
+        return row < len(self._asked) and bool(self._asked[row])
+
+    def _forget(self, row: int) -> None:
+        self._asked[row] = False
+        self._size -= 1
+
+    def _ask(self, rows: Ints) -> None:
+        if len(self._asked) < len(self._requests.limit):  # some have begun since
+            more = len(self._requests.limit) - len(self._asked)
+            self._asked = np.concatenate((self._asked, np.zeros(more, np.bool_)))
+        again = np.count_nonzero(self._asked[rows])
+        if not again:
+            self._asked[rows] = True
+            again = self._size + len(rows) - np.count_nonzero(self._asked)
+            if again:
+                self._asked[rows] = False
+        if again:
+            raise RequestError(
+                "a request is asked for twice in one step", field="rows", got=rows.tolist(), remedy="ask once a step"
+            )
+        self._size += len(rows)
+
+    def _refuse(self, rows: Ints, counts: Ints) -> None:
+        """Say what is wrong with the first request that cannot be added."""
+        r = self._requests
+        r.check(rows)
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            start = int(r.computed[row]) if r.admitted[row] else self._find_hit(row).tokens
+            if self._has(row):
+                raise RequestError("a request is asked for twice in one step", field="row", got=row)
+            if count < 1 or start + count > r.limit[row]:
+                raise RequestError(
+                    f"request {r.name(row)} cannot compute tokens {start} to {start + count}",
+                    field="counts",
+                    got=count,
+                    allowed=f"1 to {int(r.limit[row]) - start}",
+                    remedy="ask lookup() for the prefix hit in the same step",
+                )
+            if not r.admitted[row]:
+                raise RequestError(
+                    f"request {r.name(row)} is not admitted", field="rows", got=row, remedy="add it by try_add()"
+                )
+
+    def _look(self, rows: Ints, starts: Ints, ends: Ints) -> Look:
+        r = self._requests
+        need = -(-ends[:, None] // r.sizes) - r.end.take(rows, axis=0)
+        copies: list[tuple[int, int]] = []
+        for i in r.shared[rows].nonzero()[0].tolist():
+            r.shared[rows[i]] = False  # unless it turns out to be
+            for group in range(r.groups):
+                blocks = r.blocks.view(int(rows[i]) * r.groups + group)
+                if starts[i] % r.sizes[group] and len(blocks):
+                    last = int(blocks[-1])
+                    if self._pool.refs[last] > 1:
+                        r.shared[rows[i]] = True
+                    # The last of several writers of a shared block keeps the block itself.
+                    holders = self._holders.get(last, int(self._pool.refs[last]))
+                    if holders > 1:
+                        self._holders[last] = holders - 1
+                        need[i, group] += 1
+                        copies.append((i, group))
+        self.new_blocks += int(need.sum())
+        return Look(rows, starts, ends, need, tuple(copies))
+
+    def require(self, *, void: bool) -> None:
+        """Refuse a step that lacks blocks, or that was worked out before blocks changed hands.
+
+        Raises:
+            IntegrityError: It is void.
+            OutOfBlocksError: There are too few free blocks.
+        """
+        if void:
+            raise IntegrityError(
+                "blocks changed hands since this step was begun",
+                field="step",
+                got="a void step",
+                remedy="call begin_step() again",
+            )
+        if self.short:
+            raise OutOfBlocksError(
+                f"the step lacks {self.short} blocks",
+                field="blocks",
+                got=self.taken,
+                allowed=f"<= {self._pool.num_free}",
+                remedy="free or preempt a request, or retire steps that are done",
+            )
+
+    def whole(self) -> Part:
+        """All its requests, in the order in which they were added."""
+        parts: list[Part] = []
+        entries: list[Entry] = []
+        for part in (*self._parts, None):
+            if isinstance(part, Entry):
+                entries.append(part)
+                continue
+            if entries:
+                parts.append(_as_part(entries))
+                entries = []
+            if part is not None:
+                parts.append(part)
+        return parts[0] if len(parts) == 1 else _join(parts, self._requests.groups)
+
+
+def _as_part(entries: Sequence[Entry]) -> Part:
+    numbers = np.array([(e.row, e.hit.tokens, e.end, e.limit) for e in entries], np.int64).reshape(-1, 4)
+    rows, starts, ends, limits = np.ascontiguousarray(numbers.T)
+    return Part(rows, ends, limits, Look(rows, starts, ends, np.array([e.need for e in entries], np.int64), ()))
+
+
+def _join(parts: Sequence[Part], groups: int) -> Part:
+    empty = np.zeros(0, np.int64)
+    rows, ends, limits = (np.concatenate((empty, *(part[i] for part in parts))) for i in range(3))
+    looks = [part.look for part in parts if part.look is not None]
+    if not looks:
+        return Part(rows, ends, limits, None)
+    copies, before = [], 0
+    for look in looks:
+        copies += [(i + before, group) for i, group in look.copies]
+        before += len(look.rows)
+    flat = (np.concatenate([look[i] for look in looks]) for i in range(4))
+    return Part(rows, ends, limits, Look(*flat, tuple(copies)))  # type: ignore[call-arg]

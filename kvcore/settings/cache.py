@@ -64,7 +64,7 @@ class CacheSettings:
     sanitize: bool = key(False, "poison cache content when it dies (NaN), for finding faults")
     prefix_caching: bool = key(True, "reuse the blocks of equal prompt beginnings")
     salt: str = key("", "isolates the prefixes of tenants")
-    hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3"))
+    hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3-128"))
     eviction: str = key("lru", "which cached block goes first; plugins bring more policies")
 
     def __post_init__(self) -> None:

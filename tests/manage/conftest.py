@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from support.named_manager import NamedManager
 
-from kvcore.manage.manager import KVCacheManager
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads
@@ -44,7 +44,7 @@ def config_of() -> Make:
 
 @pytest.fixture
 def manager_of(config_of):
-    def make(*groups, blocks=100, **options) -> KVCacheManager:
-        return KVCacheManager(config_of(groups or [(Full(), 16)], blocks), **options)
+    def make(*groups, blocks=100, **options) -> NamedManager:
+        return NamedManager(config_of(groups or [(Full(), 16)], blocks), **options)
 
     return make

@@ -12,6 +12,7 @@ from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.block_hash import (
     Adapter,
     BlockHasher,
+    Embeddings,
     Multimodal,
     check_extras,
     encode_items,
@@ -22,10 +23,9 @@ from kvcore.manage.block_hash import (
 
 def chain(tokens, *, size=4, salt="", extras=(), **options):
     hasher = BlockHasher(size, **options)
-    digests: list[bytes] = []
-    items = [e for e in extras if isinstance(e, Multimodal)]
-    hasher.extend(digests, hasher.root(salt, extras), token_array(tokens), items)
-    return digests
+    found = hasher.chain(salt, extras)
+    hasher.extend([found], [len(tokens) // size], token_array(tokens).tobytes())
+    return found.digests
 
 
 def test_the_encoding_written_out_by_hand():
@@ -35,24 +35,33 @@ def test_the_encoding_written_out_by_hand():
     def sha(data: bytes) -> bytes:
         return hashlib.sha256(data).digest()
 
-    seed = sha(b"S\x01" + sized(b"sha256") + sized(b"model") + struct.pack("<Q", 2))
-    root = sha(b"R" + seed + sized("salt é".encode()) + b"A" + sized(b"lora"))
-    first = sha(b"B" + root + struct.pack("<2I", 7, 2**32 - 1))
-    second = sha(b"B" + first + struct.pack("<2I", 8, 9) + b"M" + sized(b"img") + struct.pack("<2Q", 3, 5))
-    extras = [Adapter(b"lora"), Multimodal(b"img", 3, 5)]
-    found = chain([7, 2**32 - 1, 8, 9, 10], size=2, salt="salt é", extras=extras, namespace=b"model")
-    assert found == [first, second]
+    seed = sha(b"S\x02" + sized(b"sha256") + sized(b"model") + struct.pack("<Q", 2))
+    root = b"R" + seed + sized("salt é".encode()) + struct.pack("<Q", 1) + sized(b"lora")
+    run0, run1, run2 = (struct.pack("<2I", *run) for run in ((7, 2**32 - 1), (8, 9), (10, 11)))
+    items = struct.pack("<Q", 1) + b"M" + sized(b"img") + struct.pack("<2Q", 3, 1)
+    branch = b"I" + sha(root + run0) + items
+    extras = [Adapter(b"lora"), Multimodal(b"img", 3, 1)]
+    found = chain([7, 2**32 - 1, 8, 9, 10, 11, 12], size=2, salt="salt é", extras=extras, namespace=b"model")
+    assert found == [sha(root + run0), sha(branch + run1), sha(branch + run1 + run2)]
 
 
 def test_only_whole_runs_and_growth_gives_the_same_chain():
     hasher = BlockHasher(4)
-    root = hasher.root("")
-    tokens, grown = token_array([]), []
-    for token in range(11):
-        tokens.append(token)
-        hasher.extend(grown, root, tokens)
-    assert grown == chain(range(11))
-    assert len(grown) == 2
+    grown = hasher.chain("")
+    for start in (0, 4):
+        hasher.extend([grown], [1], token_array(range(start, start + 4)).tobytes())
+    assert grown.digests == chain(range(11))
+    assert len(grown.digests) == 2
+
+
+def test_a_copy_goes_on_by_itself():
+    hasher = BlockHasher(1)
+    parent = hasher.chain("s")
+    hasher.extend([parent], [1], token_array([5]).tobytes())
+    twin = parent.copy()
+    hasher.extend([parent, twin], [1, 2], token_array([6, 7, 8]).tobytes())
+    assert parent.digests == chain([5, 6], size=1, salt="s")
+    assert twin.digests == chain([5, 7, 8], size=1, salt="s")
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
@@ -72,6 +81,8 @@ def test_what_sets_prefixes_apart():
         "two adapters": chain(tokens, extras=[Adapter(b"a"), Adapter(b"b")]),
         "joined adapter": chain(tokens, extras=[Adapter(b"ab")]),
         "namespace": chain(tokens, namespace=b"a"),
+        "embeddings": chain(tokens, extras=[Embeddings(b"a", 0, 4)]),
+        "an image": chain(tokens, extras=[Multimodal(b"a", 0, 4)]),
     }
     firsts = [c[0] for c in chains.values()]
     assert len(set(firsts)) == len(firsts)
@@ -84,7 +95,9 @@ def test_what_sets_prefixes_apart():
     assert chain(tokens, size=2)[3] != chains["plain"][1]
 
 
-items = st.builds(Multimodal, st.binary(max_size=3), st.integers(0, 3), st.integers(1, 3))
+items = st.one_of(
+    st.builds(kind, st.binary(max_size=3), st.integers(0, 3), st.integers(1, 3)) for kind in (Multimodal, Embeddings)
+)
 extras = st.lists(st.builds(Adapter, st.binary(min_size=1, max_size=3)), max_size=3)
 
 
@@ -98,7 +111,8 @@ def test_the_root_encoding_is_unambiguous(salt_a, extras_a, salt_b, extras_b):
 @given(st.lists(items, max_size=3), st.lists(items, max_size=3))
 def test_the_item_encoding_is_unambiguous(a, b):
     def inside(found):
-        return sorted((m.offset, m.identifier, m.length) for m in found if m.offset < 4 and m.offset + m.length > 2)
+        reaching = [m for m in found if m.offset < 4 and m.offset + m.length > 2]
+        return sorted(map(repr, reaching))
 
     assert (encode_items(a, 2, 4) == encode_items(b, 2, 4)) == (inside(a) == inside(b))
 
@@ -111,7 +125,8 @@ def test_token_ids_are_checked(bad):
 
 
 @pytest.mark.parametrize(
-    "bad", [Adapter("name"), Adapter(b""), Multimodal(b"i", -1, 1), Multimodal(b"i", 0, 0), "lora"]
+    "bad",
+    [Adapter("name"), Adapter(b""), Embeddings(b"", 0, 1), Multimodal(b"i", -1, 1), Multimodal(b"i", 0, 0), "lora"],
 )
 def test_extras_are_checked(bad):
     with pytest.raises(RequestError):
@@ -128,15 +143,39 @@ def test_unknown_hash():
 def test_xxh3_works_or_says_what_is_missing():
     if importlib.util.find_spec("xxhash") is None:
         with pytest.raises(ConfigError, match="pip install xxhash"):
-            hash_function("xxh3")
+            hash_function("xxh3-128")
     else:
-        assert len(chain(range(8), name="xxh3")[0]) == 16
+        assert len(chain(range(8), name="xxh3-128")[0]) == 16
 
 
 def test_the_other_digest_length_works(monkeypatch):
     import sys
     import types
 
-    fake = types.SimpleNamespace(xxh3_128_digest=lambda data: hashlib.md5(data).digest())
-    monkeypatch.setitem(sys.modules, "xxhash", fake)
-    assert [len(d) for d in chain(range(8), name="xxh3")] == [16, 16]
+    monkeypatch.setitem(sys.modules, "xxhash", types.SimpleNamespace(xxh3_128=hashlib.md5))
+    assert [len(d) for d in chain(range(8), name="xxh3-128")] == [16, 16]
+
+
+facts = st.tuples(
+    st.text(max_size=2),
+    st.lists(st.one_of(st.builds(Adapter, st.binary(min_size=1, max_size=2)), items), max_size=2),
+    st.lists(st.integers(0, 2), min_size=4, max_size=4),
+)
+
+
+@given(facts, facts)
+def test_keys_are_equal_exactly_for_equal_contexts(a, b):
+    """What a key stands for: salt, adapters, tokens, and the items over each run and those before it."""
+
+    def context(salt, extras, tokens, run):
+        adapters = sorted(e.digest for e in extras if isinstance(e, Adapter))
+        over = [
+            sorted(
+                repr(e) for e in extras if not isinstance(e, Adapter) and e.offset < i + 2 and e.offset + e.length > i
+            )
+            for i in range(0, run + 2, 2)
+        ]
+        return salt, adapters, tokens[: run + 2], over
+
+    for i, (x, y) in enumerate(zip(*(chain(t, size=2, salt=s, extras=e) for s, e, t in (a, b)), strict=True)):
+        assert (x == y) == (context(*a, 2 * i) == context(*b, 2 * i))

@@ -1,19 +1,36 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError
-from kvcore.manage.block_list import BlockList
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.eviction import LRU, EvictionPolicy
+from kvcore.manage.block_queue import BlockQueue
+from kvcore.manage.eviction import LFU, LRU, Cost, EvictionPolicy
+
+
+class ListPool(BlockPool):
+    """The pool by lists."""
+
+    def take(self, count):
+        return super().take(count).tolist()
+
+    def share(self, blocks):
+        super().share(np.array(blocks))
+
+    def release(self, blocks, last_reader):
+        super().release(np.array(blocks), last_reader)
+
+    def set_cached(self, block):
+        super().set_cached(np.array([block]))
 
 
 def test_ids_start_at_one_and_the_null_block_is_never_given():
-    pool = BlockPool(5)
+    pool = ListPool(5)
     assert pool.take(4) == [1, 2, 3, 4]
     assert (pool.num_free, pool.num_used, pool.num_pending) == (0, 4, 0)
     with pytest.raises(OutOfBlocksError):
@@ -21,7 +38,7 @@ def test_ids_start_at_one_and_the_null_block_is_never_given():
 
 
 def test_a_failed_take_changes_nothing():
-    pool = BlockPool(4)
+    pool = ListPool(4)
     pool.take(1)
     with pytest.raises(OutOfBlocksError) as caught:
         pool.take(3)
@@ -31,7 +48,7 @@ def test_a_failed_take_changes_nothing():
 
 def test_never_cached_blocks_go_first_then_the_least_recently_used():
     evicted: list[int] = []
-    pool = BlockPool(7, on_evict=evicted.append)
+    pool = ListPool(7, on_evict=lambda blocks: evicted.extend(blocks.tolist()))
     blocks = pool.take(6)
     for block in (2, 4, 6):
         pool.set_cached(block)
@@ -43,7 +60,7 @@ def test_never_cached_blocks_go_first_then_the_least_recently_used():
 
 
 def test_a_hit_makes_a_block_recent():
-    pool = BlockPool(4)
+    pool = ListPool(4)
     pool.take(3)
     for block in (1, 2, 3):
         pool.set_cached(block)
@@ -54,7 +71,7 @@ def test_a_hit_makes_a_block_recent():
 
 
 def test_nothing_is_handed_out_before_its_step_retires():
-    pool = BlockPool(4)
+    pool = ListPool(4)
     pool.take(3)
     pool.release([3], 2)
     pool.release([2], 1)
@@ -68,7 +85,7 @@ def test_nothing_is_handed_out_before_its_step_retires():
 
 
 def test_the_latest_reader_of_any_holder_counts():
-    pool = BlockPool(2)
+    pool = ListPool(2)
     (block,) = pool.take(1)
     pool.share([block])
     pool.release([block], 5)
@@ -80,7 +97,7 @@ def test_the_latest_reader_of_any_holder_counts():
 
 
 def test_a_hit_revives_a_pending_block_and_a_later_release_counts_anew():
-    pool = BlockPool(3)
+    pool = ListPool(3)
     pool.take(2)
     pool.set_cached(1)
     pool.release([1, 2], 1)
@@ -99,7 +116,7 @@ def test_a_hit_revives_a_pending_block_and_a_later_release_counts_anew():
 
 
 def test_double_free_and_the_null_block_are_refused():
-    pool = BlockPool(3)
+    pool = ListPool(3)
     pool.take(1)
     pool.release([1], 0)
     for block in (1, 0):
@@ -110,30 +127,30 @@ def test_double_free_and_the_null_block_are_refused():
     with pytest.raises(IntegrityError):
         pool.set_cached(1)
     with pytest.raises(ConfigError):
-        BlockPool(0)
+        ListPool(0)
 
 
-def corrupt_count(pool: BlockPool) -> None:
+def corrupt_count(pool: ListPool) -> None:
     pool.refs[1] += 1
 
 
-def corrupt_state(pool: BlockPool) -> None:
+def corrupt_state(pool: ListPool) -> None:
     pool.refs[3] = 1
 
 
-def corrupt_links(pool: BlockPool) -> None:
-    pool._fresh._next[3] = 3
+def corrupt_links(pool: ListPool) -> None:
+    pool._place[3] = pool._place[4]
 
 
-def corrupt_flag(pool: BlockPool) -> None:
-    pool._cached[3] = 1
+def corrupt_flag(pool: ListPool) -> None:
+    pool._cached[3] = True
 
 
-def corrupt_lost(pool: BlockPool) -> None:
-    pool._fresh.remove(4)
+def corrupt_lost(pool: ListPool) -> None:
+    pool._fresh.remove(np.array([4]))
 
 
-def corrupt_pending(pool: BlockPool) -> None:
+def corrupt_pending(pool: ListPool) -> None:
     pool._num_pending += 1
 
 
@@ -141,7 +158,7 @@ def corrupt_pending(pool: BlockPool) -> None:
     "damage", [corrupt_count, corrupt_state, corrupt_links, corrupt_flag, corrupt_lost, corrupt_pending]
 )
 def test_every_planted_fault_is_found(damage):
-    pool = BlockPool(6)
+    pool = ListPool(6)
     pool.take(2)
     pool.release([2], 9)
     pool.check_integrity({1: 1})
@@ -151,80 +168,104 @@ def test_every_planted_fault_is_found(damage):
 
 
 def test_holders_are_compared():
-    pool = BlockPool(3)
+    pool = ListPool(3)
     pool.take(1)
     with pytest.raises(IntegrityError):
         pool.check_integrity({1: 2})
 
 
-class NewestFirst(EvictionPolicy):
-    name = "newest_first"
+class Never(EvictionPolicy):
+    """Block 2 stays a lifetime longer than others."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.blocks: list[int] = []
+    name: ClassVar[str] = "never"
+    levels: ClassVar[int] = 2
 
-    def add(self, block: int) -> None:
-        self.blocks.append(block)
-
-    def remove(self, block: int) -> None:
-        self.blocks.remove(block)
-
-    def pop(self) -> int:
-        return self.blocks.pop()
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return reversed(self.blocks)
+    def level(self, hits, reach):
+        return (reach == 7).astype(int)
 
 
-class Liar(NewestFirst):
-    name = "liar"
+class Liar(Never):
+    name: ClassVar[str] = "liar"
 
-    def pop(self) -> int:
-        self.blocks.pop()
-        return 1
+    def level(self, hits, reach):
+        return hits.astype(int) + 2
 
 
-def filled(policy: type[EvictionPolicy]) -> BlockPool:
-    pool = BlockPool(4, policy=policy)
+def filled(policy: type[EvictionPolicy]) -> ListPool:
+    pool = ListPool(4, policy=policy)
     pool.take(3)
     for block in (2, 3):
         pool.set_cached(block)
-    pool.release([2, 3], 0)
+    BlockPool.release(pool, np.array([2, 3]), 0, np.array([7, 1]))
     return pool
 
 
 def test_the_policy_chooses_the_victim():
     assert filled(LRU).take(2) == [2, 3]
-    assert filled(NewestFirst).take(2) == [3, 2]
+    assert filled(Never).take(2) == [3, 2]
 
 
-def test_a_policy_cannot_give_up_what_it_does_not_have():
-    with pytest.raises(IntegrityError, match="Liar"):
-        filled(Liar).take(1)
+def test_a_level_that_does_not_exist_is_refused():
+    with pytest.raises(IntegrityError, match="level"):
+        filled(Liar)
+
+
+def freed(policy: type[EvictionPolicy], histories: list[tuple[int, int]], order: list[int]) -> list[int]:
+    """Victims in order, of blocks 1, 2, ... with these (hits, tokens of the longest reader), freed in `order`."""
+    pool = ListPool(len(histories) + 1, policy=policy)
+    for block, (hits, _) in enumerate(histories, 1):
+        pool.take(1)
+        pool.set_cached(block)
+        for _ in range(hits):
+            pool.share([block])
+    for block in order:
+        hits, reach = histories[block - 1]
+        BlockPool.release(pool, np.array([block] * (hits + 1)), 0, reach)
+    pool.check_integrity({})
+    return pool.take(len(histories))
+
+
+def test_lfu_keeps_what_was_hit_a_lifetime_longer_for_each_hit():
+    assert freed(LFU, [(0, 9), (2, 9), (1, 9), (0, 9)], [1, 2, 3, 4]) == [1, 4, 3, 2]
+    # Time counts as well: two hits are two lifetimes of five blocks, and a sixth of the blocks freed since is none.
+    assert freed(LFU, [(1, 9), (1, 9), (0, 9)], [2, 1, 3]) == [3, 2, 1]
+
+
+def test_cost_keeps_what_was_hit_and_is_dear():
+    histories = [(0, 10**6), (1, 100), (1, 100_000), (0, 5)]
+    assert freed(Cost, histories, [3, 2, 1, 4]) == [1, 4, 2, 3]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "remove", "pop"]), st.integers(1, 7)), max_size=60))
-def test_block_list_is_an_ordered_set(actions):
-    mine, model = BlockList(8), []
+def test_block_queue_is_an_ordered_set(actions):
+    place = np.full(8, -1, np.int32)
+    mine, model = BlockQueue(place, 3, place[:0]), []
     for action, block in actions:
         if action == "append" and block not in model:
-            mine.append(block)
+            mine.append(np.array([block]))
             model.append(block)
         elif action == "remove" and block in model:
-            mine.remove(block)
+            mine.remove(np.array([block]))
             model.remove(block)
         elif action == "pop" and model:
-            assert mine.pop_first() == model.pop(0)
-        else:
-            with pytest.raises(IntegrityError):
-                {"append": mine.append, "remove": mine.remove}.get(action, lambda _: mine.pop_first())(block)
-        assert (list(mine), len(mine), block in mine) == (model, len(model), block in model)
+            count = 1 + block % len(model)
+            assert mine.pop(count).tolist() == model[:count]
+            del model[:count]
+        assert (list(mine), len(mine)) == (model, len(model))
 
 
-def test_a_full_list_holds_every_id_in_order():
-    assert list(BlockList(5, full=True)) == [1, 2, 3, 4]
-    assert list(BlockList(1, full=True)) == []
-    assert list(BlockList(1)) == []
+def test_a_queue_is_packed_when_its_buffer_is_full():
+    """Thousands pass through a queue of few, with holes; its order and its size stay."""
+    rng = np.random.default_rng(0)
+    place = np.full(50, -1, np.int32)
+    mine, model = BlockQueue(place, 1, np.arange(1, 40, dtype=np.int32)), list(range(1, 40))
+    for _ in range(3000):
+        gone = rng.choice(model, 3, replace=False)
+        mine.remove(gone)
+        model = [b for b in model if b not in gone]
+        first = mine.pop(2)
+        assert first.tolist() == model[:2]
+        model = [*model[2:], *gone.tolist(), *first.tolist()]
+        mine.append(np.concatenate((gone, first)))
+        assert list(mine) == model
+    assert len(mine._buffer) < 1000

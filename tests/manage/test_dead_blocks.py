@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+from support.named_manager import NamedManager, ScheduledRequest
 
 from kvcore.errors import OutOfBlocksError
-from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Full, Window
 
 
@@ -17,7 +17,7 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
     """A random life of a manager: dead blocks are in no table and in no index, and all die in the end."""
     rng = random.Random(seed)
     config = config_of([(Full(), 8), (Window(20), 8)], 40)
-    manager = KVCacheManager(config, track_dead=True)
+    manager = NamedManager(config, track_dead=True)
     dead, running, number = set(range(1, 40)), [], 0
     for _ in range(300):
         number += 1
@@ -25,13 +25,14 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
             manager.begin(f"r{number}", [rng.randrange(2) for _ in range(rng.randrange(1, 60))])
             running.append(f"r{number}")
         name = rng.choice(running)
-        state = manager._known(name)
-        if rng.random() < 0.15 or len(state.tokens) > 100:
+        row = manager.row(name)
+        known, admitted = int(manager.requests.known[row]), bool(manager.requests.admitted[row])
+        if rng.random() < 0.15 or known > 100:
             manager.free([name])
             running.remove(name)
             continue
-        hit = 0 if state.rows else manager.lookup([name])[0]
-        left = len(state.tokens) - manager.num_computed(name) - hit
+        hit = 0 if admitted else manager.lookup([name])[0]
+        left = known - manager.num_computed(name) - hit
         count = rng.randint(1, left)
         try:
             step = manager.allocate([ScheduledRequest(name, count)])
@@ -56,7 +57,7 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
     manager.free(running)
     manager.retire(manager.stats()["steps"])
     manager.reset_prefix_cache()
-    dead |= {block for _, block in manager._dead.drain([])}
+    dead |= {block for _, block in manager._dead.drain(np.zeros((0, 2), int)).tolist()}
     assert dead == set(range(1, 40))
     manager.check_integrity()
 

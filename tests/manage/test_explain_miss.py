@@ -1,24 +1,23 @@
 from __future__ import annotations
 
 import pytest
+from support.named_manager import NamedManager, ScheduledRequest
 
 from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.block_hash import Adapter, Multimodal
-from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Full, Window
 
 
 @pytest.fixture
 def manager_of(config_of):
-    def make(*groups, blocks=100, **options) -> KVCacheManager:
+    def make(*groups, blocks=100, **options) -> NamedManager:
         options = {"explain_history": 8, **options}
-        return KVCacheManager(config_of(groups or [(Full(), 4)], blocks), **options)
+        return NamedManager(config_of(groups or [(Full(), 4)], blocks), **options)
 
     return make
 
 
-def run(manager: KVCacheManager, name: str, tokens, **options) -> None:
+def run(manager: NamedManager, name: str, tokens, **options) -> None:
     manager.begin(name, tokens, **options)
     (hit,) = manager.lookup([name])
     given = manager.allocate([ScheduledRequest(name, len(tokens) - hit)])

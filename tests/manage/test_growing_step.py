@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.manager_steps import run
+from support.named_manager import ScheduledRequest, run
 
 from kvcore.errors import IntegrityError, RequestError
-from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Full, Window
 
 

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from support.manager_steps import run
+from support.named_manager import ScheduledRequest, TableDelta, run
 
 from kvcore.errors import ConfigError, OutOfBlocksError, RequestError
 from kvcore.manage.block_hash import Adapter, Multimodal
 from kvcore.manage.events import Cleared, Removed, Stored
-from kvcore.manage.step import ScheduledRequest, TableDelta
 from kvcore.spec.retention import Chunk, Full, Window
 
 

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from support.manager_steps import run
+from support.named_manager import NamedManager, ScheduledRequest, run
 
 from kvcore.errors import IntegrityError, NotBuiltError, RequestError
-from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest
 from kvcore.spec.retention import Encoder, Full, Window
 
 
@@ -26,20 +25,9 @@ def test_packed_and_latest_are_not_built(config_of):
     from kvcore.spec.retention import Latest
 
     with pytest.raises(NotBuiltError, match="packed"):
-        KVCacheManager(replace(config_of([(Full(), 16)], 10), placement="packed"))
+        NamedManager(replace(config_of([(Full(), 16)], 10), placement="packed"))
     with pytest.raises(NotBuiltError, match="Latest"):
         GroupRule(0, 1, Latest())
-
-
-@pytest.mark.parametrize(
-    "extra", [{"num_lookahead": 1}, {"num_external": 1}, {"delay_caching": True}, {"num_encoder": 1}]
-)
-def test_room_in_the_signature_is_refused_by_name(manager_of, extra):
-    manager = manager_of()
-    manager.begin("a", range(4))
-    with pytest.raises(NotBuiltError) as caught:
-        manager.allocate([ScheduledRequest("a", 1, **extra)])
-    assert caught.value.field in extra
 
 
 def test_bad_calls_are_typed_errors_and_change_nothing(manager_of):
@@ -94,23 +82,26 @@ def test_bad_commits_change_nothing(manager_of):
 
 
 def test_check_integrity_finds_planted_faults(manager_of):
-    def running() -> KVCacheManager:
+    def running() -> NamedManager:
         manager = manager_of((Full(), 4), (Window(8), 4))
         manager.begin("a", range(12))
         run(manager, ("a", 12), a=1)
         manager.check_integrity()
         return manager
 
-    def row(m: KVCacheManager, g: int):
-        return m._requests["a"].rows[g]
+    def row(m: NamedManager, g: int):
+        return m.requests.blocks.view(m.row("a") * 2 + g)
+
+    def lengthen(m: NamedManager) -> None:
+        m.requests.blocks.append(np.array([m.row("a") * 2]), np.array([9]))
 
     faults = [
-        lambda m: row(m, 0).ids.append(9),
-        lambda m: row(m, 1).ids.__setitem__(0, row(m, 0).ids[0]),
-        lambda m: row(m, 0).ids.__setitem__(0, row(m, 0).ids[1]),
-        lambda m: setattr(row(m, 0), "first", 9),
-        lambda m: m._cache._index[1].update({b"x": row(m, 0).ids[0]}),
-        lambda m: m._pool.refs.__setitem__(row(m, 0).ids[0], 2),
+        lengthen,
+        lambda m: row(m, 1).__setitem__(0, row(m, 0)[0]),
+        lambda m: row(m, 0).__setitem__(0, row(m, 0)[1]),
+        lambda m: m.requests.first.__setitem__((m.row("a"), 0), 9),
+        lambda m: m._cache._index[1].update({b"x": int(row(m, 0)[0])}),
+        lambda m: m._pool.refs.__setitem__(row(m, 0)[0], 2),
     ]
     for fault in faults:
         manager = running()

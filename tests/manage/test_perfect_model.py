@@ -7,10 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.named_manager import NamedManager, ScheduledRequest
 from support.perfect_model import SHAPES, PerfectManager
-
-from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest
 
 SIZES = (1, 2, 3, 4, 6)
 
@@ -24,7 +22,7 @@ class Pair:
         blocks = rng.choice((8, 20, 60)) + 1
         caching = rng.random() < 0.95
         self.groups = groups
-        self.real = KVCacheManager(config_of(groups, blocks), prefix_caching=caching)
+        self.real = NamedManager(config_of(groups, blocks), prefix_caching=caching)
         self.model = PerfectManager(groups, blocks, caching=caching)
         self.in_flight: list[int] = []
         self.names = 0

@@ -38,7 +38,7 @@ def filled(shape, present, tokens):
     digests = [bytes([i]) for i in range(tokens // run)]
     where = {}
     for block, (g, index) in enumerate(sorted(present), start=1):
-        cache.insert(g, digests[(index + 1) * shape[g][1] // run - 1], block)
+        cache.insert(g, [digests[(index + 1) * shape[g][1] // run - 1]], [block])
         where[g, index] = block
     return cache, digests, where
 
@@ -86,19 +86,16 @@ def test_all_subsets_of_three_small_groups():
 
 def test_the_first_of_equal_blocks_stays():
     cache = PrefixCache([GroupRule(0, 2, Full())], 4)
-    assert cache.insert(0, b"d", 1)
-    assert not cache.insert(0, b"d", 2)
+    assert cache.insert(0, [b"d", b"e", b"d"], [1, 3, 2]).tolist() == [1, 3]
     assert cache.get(0, b"d") == 1
-    assert cache.remove(1) == (0, b"d")
+    assert cache.remove([1]) == [(0, b"d")]
     assert cache.get(0, b"d") is None
 
 
 def test_contradictions_are_refused():
     cache = PrefixCache([GroupRule(0, 2, Full())], 4)
-    cache.insert(0, b"d", 1)
+    cache.insert(0, [b"d"], [1])
     with pytest.raises(IntegrityError):
-        cache.insert(0, b"e", 1)
-    with pytest.raises(IntegrityError):
-        cache.remove(2)
-    assert cache.clear() == [1]
+        cache.remove([2])
+    assert cache.clear().tolist() == [1]
     assert len(cache) == 0

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvcore.errors import OutOfBlocksError, RequestError
-from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest, StepAllocation
-from kvcore.manage.step_plan import StepPlan
 from kvcore.spec.retention import Chunk, Full, Window
+from support.named_manager import Given, NamedManager, NamedStep, ScheduledRequest
 
 RETENTIONS = (Full(), Window(1), Window(2), Window(5), Window(8), Chunk(1), Chunk(4), Chunk(6), Chunk(8))
 SALTS = ("", "tenant")
@@ -58,7 +56,7 @@ class World:
         self.groups = [(rng.choice(RETENTIONS), rng.choice((1, 2, 3, 4, 6))) for _ in range(count)]
         self.total = rng.choice((8, 15, 30, 60))
         self.caching = rng.random() < 0.9
-        self.manager = KVCacheManager(
+        self.manager = NamedManager(
             config_of(self.groups, self.total + 1), prefix_caching=self.caching, explain_history=4
         )
         self.people: dict[str, Person] = {}
@@ -121,7 +119,7 @@ class World:
         self.hand_out(given)
         self.run_step(asks, given, rng)
 
-    def grown(self, asks: list[ScheduledRequest], rng: random.Random) -> StepPlan:
+    def grown(self, asks: list[ScheduledRequest], rng: random.Random) -> NamedStep:
         """The same step, one request at a time; a request that finds no blocks leaves it as it was."""
         step = self.manager.begin_step()
         for i, ask in enumerate(asks):
@@ -139,7 +137,7 @@ class World:
         found = dict(zip(new, self.manager.lookup(new), strict=True))
         return [found.get(n, 0) for n in names]
 
-    def hand_out(self, given: StepAllocation) -> None:
+    def hand_out(self, given: Given) -> None:
         held = self.still_needed()
         fresh = [block for _, block in given.new_blocks]
         assert len(set(fresh)) == len(fresh)
@@ -170,7 +168,7 @@ class World:
             for j in range(retention.first_needed(person.computed), person.computed)
         }
 
-    def run_step(self, asks: list[ScheduledRequest], given: StepAllocation, rng: random.Random) -> None:
+    def run_step(self, asks: list[ScheduledRequest], given: Given, rng: random.Random) -> None:
         members = []
         for ask in asks:
             name, person = ask.request_id, self.people[ask.request_id]

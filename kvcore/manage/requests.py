@@ -1,0 +1,204 @@
+"""`Requests`: what the manager keeps of its requests, one row each, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcore.errors import RequestError
+from kvcore.manage.block_hash import TOKEN_TYPE, Chain, Extra
+from kvcore.manage.group_rule import GroupRule
+from kvcore.manage.ragged import Ints, Ragged
+
+NEVER = 1 << 62  # a position that no sequence reaches
+_BY_ROW = ("known", "limit", "computed", "committed", "last_step", "epoch", "hashed", "quiet_to", "settled_to")
+_BY_GROUP = ("first", "end", "offered")
+_FLAGS = ("admitted", "entering", "shared")
+
+
+class Origin(NamedTuple):
+    """What a request was begun with, beside its tokens."""
+
+    name: str
+    prompt_tokens: int
+    salt: str
+    extras: tuple[Extra, ...]
+
+
+class Requests:
+    """Every request from `begin` to `free` under a number, its row; a row that is free serves the next request.
+
+    The blocks of row r in group g are row ``r * groups + g`` of `blocks`, from index `held` on::
+
+        index      held        first             end
+                    |            |                |
+        blocks   [ 31  |  8  |  37  |  12  |  44 ]
+                   not yet       what the worker
+                   committed     has in its table
+
+    A block leaves the table in the step that no longer reads it, but stays held until the step that wrote
+    it is committed, so that its content can still enter the prefix cache.
+
+    Args:
+        rules: One a group.
+
+    Attributes:
+        tokens: Known token ids: the prompt, and what was sampled and committed.
+        blocks: Blocks held, by row and group.
+        chains, origins: By row; None where it is free.
+        known: Tokens known; `limit` is that many and one for each step in flight, or -1 where the row is free.
+        computed: Tokens given to steps so far, whether or not those are committed.
+        committed: Tokens whose content is computed for sure.
+        last_step: The last step that may read its blocks.
+        epoch: Of the prefix cache when it was admitted; a reset keeps what ran before it out of the index.
+        hashed: Digests of its chain.
+        quiet_to: A step that ends there or before needs no block, drops none and copies none.
+        settled_to: A commit that ends there or before fills no block and drops none.
+        first, end, offered: By row and group: the first block of the table, one past the last block, and the
+            block below which all were offered to the prefix cache.
+        admitted: Whether it has blocks.
+        entering: Whether the worker has no row of it yet.
+        shared: Whether a last block of it may have another holder.
+    """
+
+    known: Ints
+    limit: Ints
+    computed: Ints
+    committed: Ints
+    last_step: Ints
+    epoch: Ints
+    hashed: Ints
+    quiet_to: Ints
+    settled_to: Ints
+    first: Ints
+    end: Ints
+    offered: Ints
+    admitted: Ints
+    entering: Ints
+    shared: Ints
+
+    def __init__(self, rules: Sequence[GroupRule]) -> None:
+        self.rules = rules
+        self.groups = len(rules)
+        self.sizes: Ints = np.array([r.block_size for r in rules], np.int64)
+        self.dropping = [r for r in rules if r.drops]
+        self.tokens = Ragged(TOKEN_TYPE)
+        self.blocks = Ragged(np.int32)
+        self.chains: list[Chain | None] = []
+        self.origins: list[Origin | None] = []
+        self._spare: list[int] = []
+        for name in _BY_ROW:
+            setattr(self, name, np.zeros(0, np.int64))
+        for name in _BY_GROUP:
+            setattr(self, name, np.zeros((0, self.groups), np.int64))
+        for name in _FLAGS:
+            setattr(self, name, np.zeros(0, np.bool_))
+
+    def __len__(self) -> int:
+        """Requests that have begun and were not freed."""
+        return len(self.origins) - len(self._spare)
+
+    def rows(self) -> list[int]:
+        """Their rows."""
+        return [row for row, origin in enumerate(self.origins) if origin is not None]
+
+    def open(self, origin: Origin, chain: Chain, tokens: Ints) -> int:
+        """A row for a new request."""
+        if not self._spare:
+            self._widen()
+        row = self._spare.pop()
+        self.tokens.assign(row, tokens)
+        self.origins[row], self.chains[row] = origin, chain
+        self.known[row] = self.limit[row] = len(tokens)
+        return row
+
+    def close(self, rows: Ints) -> None:
+        """Give rows away; their blocks were taken out before."""
+        self.tokens.clear(rows)
+        self.blocks.clear(self.flat(rows))
+        for name in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
+            getattr(self, name)[rows] = 0
+        self.limit[rows] = -1
+        for row in rows.tolist():
+            self.origins[row] = self.chains[row] = None
+            self._spare.append(row)
+
+    def chain(self, row: int) -> Chain:
+        """The digests of a request that has begun."""
+        found = self.chains[row]
+        if found is None:
+            raise RequestError("unknown request", field="row", got=row)
+        return found
+
+    def origin(self, row: int) -> Origin:
+        """What a request that has begun came with."""
+        found = self.origins[row]
+        if found is None:
+            raise RequestError("unknown request", field="row", got=row)
+        return found
+
+    def copy(self, row: int, name: str) -> int:
+        """A row with the same tokens, blocks and progress, that the worker does not know yet."""
+        origin = self.origin(row)._replace(name=name)
+        twin = self.open(origin, self.chain(row).copy(), self.tokens.view(row).copy())
+        for each in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
+            getattr(self, each)[twin] = getattr(self, each)[row]
+        for group in range(self.groups):
+            self.blocks.assign(twin * self.groups + group, self.blocks.view(row * self.groups + group).copy())
+        self.entering[twin] = True
+        return twin
+
+    def check(self, rows: Ints) -> None:
+        """Raise `RequestError` unless these are rows of requests, each once."""
+        numbers = rows.tolist()
+        for row in numbers:
+            if not 0 <= row < len(self.origins) or self.origins[row] is None:
+                raise RequestError("unknown request", field="row", got=row, remedy="call begin() first")
+        if len(set(numbers)) < len(numbers):
+            raise RequestError("a request is named twice", field="rows", got=numbers)
+
+    def name(self, row: int) -> str:
+        """What people call a request."""
+        origin = self.origins[row] if 0 <= row < len(self.origins) else None
+        return (origin.name if origin is not None else "") or f"of row {row}"
+
+    def flat(self, rows: Ints) -> Ints:
+        """The rows of `blocks` of these requests, by request, then group."""
+        if self.groups == 1:
+            return rows
+        each: Ints = (rows[:, None] * self.groups + np.arange(self.groups)).ravel()
+        return each
+
+    def held(self, rows: Ints) -> Ints:
+        """[n, groups]: index of the first block held."""
+        found: Ints = self.end.take(rows, axis=0) - self.blocks.size.reshape(-1, self.groups).take(rows, axis=0)
+        return found
+
+    def first_blocks(self, positions: Ints) -> Ints:
+        """[n, groups]: index of the first block that a query at each position, or a later one, may read."""
+        found = np.zeros((len(positions), self.groups), np.int64)
+        for rule in self.dropping:
+            found[:, rule.index] = rule.first_blocks(positions)
+        return found
+
+    def drop_positions(self, blocks: Ints) -> Ints:
+        """[n]: a position up to which no group drops more than what lies before these block indices [n, groups]."""
+        least = np.full(len(blocks), NEVER)
+        for rule in self.dropping:
+            np.minimum(least, rule.drop_positions(blocks[:, rule.index]), out=least)
+        return least
+
+    def _widen(self) -> None:
+        old = len(self.origins)
+        rows = max(64, 2 * old)
+        for name in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate((array, np.zeros((rows - old, *array.shape[1:]), array.dtype))))
+        self.limit[old:] = -1
+        self.tokens.widen(rows)
+        self.blocks.widen(rows * self.groups)
+        self.origins += [None] * (rows - old)
+        self.chains += [None] * (rows - old)
+        self._spare += range(rows - 1, old - 1, -1)
