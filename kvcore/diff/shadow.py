@@ -59,7 +59,7 @@ class ShadowedRunner:
         self.numbering = numbering
         self.divergence = Divergence()
         self._bounds = Bounds(first.model.facts)
-        self._output = SchedulerOutput(0, ())
+        self._output = SchedulerOutput(0)
         first.context = ShadowedContext(first.context, second.context, self._look)  # type: ignore[assignment]
 
     @torch.inference_mode()
@@ -77,7 +77,7 @@ class ShadowedRunner:
         def locate(row: int, head: int) -> OutputRow:
             s = int((starts[1:] <= row).sum())
             token = int(batch.num_computed_host[s]) + row - int(starts[s])
-            sequence = self.numbering(self._output.rows[s].request_id)
+            sequence = self.numbering(self.first.texts.name(int(self._output.rows[s])))
             return OutputRow(cache_id.layer, token, head, sequence, self._output.step)
 
         self.divergence.take(as_array(a), as_array(b), tolerance, locate)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvcore.attention.query import AttentionQuery
 from kvcore.engine.settings import CacheSettings, EngineSettings
 from kvcore.errors import BackendUnsupportedError, ConfigError, ModelError, NotBuiltError
-from kvcore.manage.eviction import EvictionPolicy
+from kvcore.manage.eviction import BUILT_IN, EvictionPolicy
 from kvcore.models.parameters.shares import StoredWeights
 from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.device import GRAPHS, DeviceTerms, activation_bytes, table_bytes
@@ -220,23 +220,21 @@ def check_run(settings: EngineSettings, registry: Registry) -> None:
     first.require_fit()
 
 
-def eviction_policy(cache: CacheSettings, registry: Registry) -> type[EvictionPolicy] | None:
-    """The class of the policy that `cache.eviction` names; None for the manager's own.
+def eviction_policy(cache: CacheSettings, registry: Registry) -> type[EvictionPolicy]:
+    """The class of the policy that `cache.eviction` names.
 
     Raises:
-        ConfigError: No installed plugin offers it.
+        ConfigError: Neither the core nor an installed plugin offers it.
     """
-    name, known = cache.eviction, registry.eviction_policies
-    if name == "lru":
-        return None
-    if name not in known:
+    known: dict[str, type[EvictionPolicy]] = {**BUILT_IN, **registry.eviction_policies}
+    if cache.eviction not in known:
         raise ConfigError(
             "no installed plugin offers this eviction policy",
             field="cache.eviction",
-            got=name,
-            allowed=["lru", *sorted(known)],
+            got=cache.eviction,
+            allowed=sorted(known),
         )
-    return known[name]
+    return known[cache.eviction]
 
 
 def cpu_cache_bytes(available_bytes: int | None = None) -> int:

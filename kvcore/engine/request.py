@@ -9,8 +9,9 @@ from numbers import Integral
 from typing import Literal
 
 from kvcore.engine.sampling import SamplingParams
-from kvcore.errors import KVCoreError, RequestError
-from kvcore.worker.messages import Logprobs, SampleAsk
+from kvcore.errors import KVCoreError, NotFiniteError, RequestError
+from kvcore.manage.ragged import Ragged
+from kvcore.worker.messages import NO_TOKEN, Logprobs, SampleAsk
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,15 +40,13 @@ class Request:
         forced: Tokens to append instead of sampled ones (teacher forcing), or None. Such a request ends when all
             of its tokens are computed, and samples none.
         keep_logits: Whether the logits of every position are wanted.
-        tokens: Prompt and generated tokens.
-        num_computed: Tokens whose keys and values are in the cache.
         num_cached_tokens: Prompt tokens served by the prefix cache at the first admission; None before it.
         unforked: Samples still to be forked from this request when its prefill ends.
         eos_token_ids: Ids that end a text, beside those of the model: the tokenizer's, and a chat's end of turn.
         end_ids: All tokens that end it, set when it is queued.
         logprobs: One entry a generated token, where they were asked for.
         error: What ended it, where `finish_reason` is error.
-        told: Whether the worker has the tokens so far that its penalties count.
+        row: Its row while the manager knows it, else -1.
     """
 
     request_id: str
@@ -57,8 +56,6 @@ class Request:
     sample: int = 0
     forced: tuple[int, ...] | None = None
     keep_logits: bool = False
-    tokens: list[int] = field(default_factory=list)
-    num_computed: int = 0
     num_cached_tokens: int | None = None
     unforked: int = 0
     status: RequestStatus = RequestStatus.WAITING
@@ -67,11 +64,27 @@ class Request:
     end_ids: frozenset[int] = frozenset()
     logprobs: list[Logprobs] = field(default_factory=list)
     error: KVCoreError | None = None
-    told: bool = False
+    row: int = -1
+    _store: Ragged | None = None  # holds its tokens while it has a row
+    _tokens: list[int] = field(default_factory=list)  # else they are here
 
     def __post_init__(self) -> None:
-        if not self.tokens:
-            self.tokens = list(self.prompt_ids)
+        if not self._tokens:
+            self._tokens = list(self.prompt_ids)
+
+    def follow(self, row: int, store: Ragged) -> None:
+        """From now on its tokens are those of a row."""
+        self.row, self._store = row, store
+
+    def stand_alone(self) -> None:
+        """Its row goes: it keeps its tokens itself."""
+        self._tokens = self.tokens
+        self.row, self._store = -1, None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and generated tokens."""
+        return self._tokens if self._store is None else self._store.view(self.row).tolist()
 
     @property
     def key(self) -> str:
@@ -91,35 +104,31 @@ class Request:
     @property
     def num_outputs(self) -> int:
         """How many tokens were generated."""
-        return len(self.tokens) - len(self.prompt_ids)
+        count = len(self._tokens) if self._store is None else int(self._store.size[self.row])
+        return count - len(self.prompt_ids)
 
     @property
     def width(self) -> int:
         """Sequences that this request stands for: itself and the samples not forked yet."""
         return 1 + self.unforked
 
-    def sample_asks(self) -> tuple[SampleAsk, ...]:
-        """The draws to make from the last logits: one, or one for each unforked sample as well."""
-        if self.forced is not None:
-            return ()
-        s, position = self.sampling, self.num_outputs
-        tell = s.penalized and not self.told
+    def sample_ask(self) -> SampleAsk:
+        """What all its draws have in common; the tokens so far where a penalty counts them."""
+        s = self.sampling
         ask = SampleAsk(
             s.temperature,
             s.top_p,
             s.top_k,
             s.seed + self.sample,
-            position,
+            0,
             s.min_p,
             s.repetition_penalty,
             s.presence_penalty,
             s.frequency_penalty,
-            self.prompt_ids if tell else (),
-            tuple(self.output_ids) if tell else (),
-            tuple(sorted(self.end_ids)) if position < s.min_tokens else (),
-            s.logprobs,
+            banned=tuple(sorted(self.end_ids)) if s.min_tokens else (),
+            logprobs=s.logprobs,
         )
-        return (ask, *(ask._replace(seed=ask.seed + i) for i in range(1, self.width)))
+        return ask._replace(prompt=self.prompt_ids, output=tuple(self.output_ids)) if s.penalized else ask
 
     def fork(self) -> list[Request]:
         """The other samples, as requests of their own with the same tokens and progress."""
@@ -131,17 +140,35 @@ class Request:
                 arrival=self.arrival + i,
                 sample=self.sample + i,
                 keep_logits=self.keep_logits,
-                tokens=list(self.tokens),
-                num_computed=self.num_computed,
                 num_cached_tokens=self.num_cached_tokens,
                 status=self.status,
                 eos_token_ids=self.eos_token_ids,
                 end_ids=self.end_ids,
+                _tokens=self.tokens,
             )
             for i in range(1, self.width)
         ]
         self.unforked = 0
         return children
+
+
+def not_finite(request: Request, where: str) -> NotFiniteError:
+    """The error of a request whose logits are not finite; `where` says which numbers were the first."""
+    if where == NO_TOKEN:  # finite logits, of which the request allows none
+        return NotFiniteError(
+            f"no token can be chosen for request {request.title}: {where}",
+            field="sampling.min_tokens",
+            got=request.sampling.min_tokens,
+            allowed="a token that does not end the text",
+            remedy="ban fewer tokens by sampling.stop_token_ids, or lower sampling.min_tokens or the penalties",
+        )
+    return NotFiniteError(
+        f"the logits of request {request.title} are not finite, so no token can be chosen: {where}",
+        field="logits",
+        got="NaN or infinity",
+        allowed="finite numbers",
+        remedy="look for NaN in the weights; in float16 for an overflow (model.dtype=bfloat16 or float32)",
+    )
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int, *, longest: int, why: str) -> None:

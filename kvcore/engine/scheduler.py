@@ -14,12 +14,16 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvcore.engine.request import FinishReason, Request, RequestStatus
+import numpy as np
+
+from kvcore.engine.request import FinishReason, Request, RequestStatus, not_finite
+from kvcore.engine.row_limits import RowLimits
+from kvcore.engine.writers import Writers
 from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteError, RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step import ScheduledRequest
-from kvcore.manage.step_plan import StepPlan
-from kvcore.worker.messages import NO_TOKEN, ScheduledRow, SchedulerOutput, StepResult
+from kvcore.manage.ragged import Ints
+from kvcore.manage.step import Step, StepAllocation
+from kvcore.worker.messages import Entry, SchedulerOutput, StepResult
 
 
 @dataclass
@@ -72,7 +76,11 @@ class Scheduler:
         self.running: list[Request] = []
         self.stats = SchedulerStats()
         self._live: dict[str, Request] = {}  # by key
-        self._dropped: list[str] = []
+        self._by_row: list[Request | None] = []
+        self._rows: Ints | None = None  # of `running`, in its order; None when that has changed
+        self._limits = RowLimits()
+        self._entering: list[Request] = []  # the worker has no row of them yet
+        self._dropped: list[int] = []
         self._ended: list[Request] = []  # without a token, since the last `update`
 
     def add(self, request: Request) -> None:
@@ -81,6 +89,7 @@ class Scheduler:
             raise RequestError("a request of this id is being served", field="request_id", got=request.request_id)
         texts = frozenset() if request.sampling.ignore_eos else self.eos_token_ids | request.eos_token_ids
         request.end_ids = texts | set(request.sampling.stop_token_ids)
+        self._limits.watch(request.end_ids)
         self._queue(request)
         self._enter(request)
 
@@ -91,11 +100,24 @@ class Scheduler:
     def _queue(self, request: Request) -> None:
         # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
         salt = f"{self.salt}\0{request.key}" if request.keep_logits else self.salt
-        self.manager.begin(request.key, request.tokens, salt=salt)
+        request.follow(self.manager.begin(request.tokens, salt=salt, name=request.title), self.manager.requests.tokens)
         request.status = RequestStatus.WAITING
-        request.num_computed = 0
-        request.told = False
+        self._seat(request)
         insort(self.waiting, request, key=lambda r: r.arrival)
+
+    def _seat(self, request: Request) -> None:
+        row = request.row
+        if row >= len(self._by_row):
+            self._by_row += [None] * (row + 1)
+            self._limits.widen(len(self._by_row))
+        self._by_row[row] = request
+        self._limits.set(request, self.max_model_len)
+
+    def _run(self, request: Request) -> None:
+        insort(self.running, request, key=lambda r: r.arrival)
+        request.status = RequestStatus.RUNNING
+        self._entering.append(request)
+        self._rows = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -115,6 +137,7 @@ class Scheduler:
         family.remove(request)
         if not family:
             del self.requests[request.request_id]
+        self._rows = None
         for queue in (self.running, self.waiting):
             if request in queue:
                 queue.remove(request)
@@ -123,8 +146,13 @@ class Scheduler:
         request.status, request.finish_reason, request.error = RequestStatus.FINISHED, reason, error
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
-        self.manager.free([request.key], forget=forget)
-        self._dropped.append(request.key)
+        row = request.row
+        request.stand_alone()
+        self.manager.free([row], forget=forget)
+        self._by_row[row] = None
+        self._dropped.append(row)
+        if request in self._entering:
+            self._entering.remove(request)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when there is nothing to run.
@@ -138,39 +166,47 @@ class Scheduler:
             raise
 
     def _schedule(self) -> SchedulerOutput | None:
-        step, asks, preempted = self._ask_for_running()
-        if not preempted:
-            asks += self._admit(step, asks)
-        if not asks:
+        step, rows, counts, preempted = self._ask_for_running()
+        admitted = 0
+        if self.waiting and not preempted:
+            admitted = self._admit(step, rows, counts)
+        if not len(rows) and not admitted:
             return None
-        allocation = self.manager.allocate(step)
-        rows = []
-        for ask in asks:
-            request = self._live[ask.request_id]
-            hit = allocation.cached_tokens.get(ask.request_id)
-            if hit is not None:
-                request.num_computed = hit
-                self._count_admission(request, hit)
-            first = request.num_computed
-            last = first + ask.num_scheduled
-            samples = request.sample_asks() if last == len(request.tokens) else ()
-            request.told = request.told or bool(samples)
-            rows.append(
-                ScheduledRow(
-                    request.key,
-                    tuple(request.tokens[first:last]),
-                    first,
-                    allocation.deltas[request.key],
-                    samples,
-                    request.keep_logits,
-                )
-            )
-        # Decodes first: kernels treat rows of one token apart.
-        rows.sort(key=lambda r: not (len(r.token_ids) == 1 and r.num_computed > 0))
-        dropped, self._dropped = tuple(self._dropped), []
+        given = self.manager.allocate(step)
+        for row, hit in given.cached_tokens.items():
+            self._count_admission(self._request(row), hit)
+        return self._output(given)
+
+    def _output(self, given: StepAllocation) -> SchedulerOutput:
+        rows, computed, counts = given.rows, given.starts, given.ends - given.starts
+        decodes = (counts == 1) & (computed > 0)
+        many = np.count_nonzero(decodes) < len(decodes)
+        if many:  # decodes first: kernels treat rows of one token apart
+            order = np.argsort(~decodes, kind="stable")
+            rows, computed, counts = rows[order], computed[order], counts[order]
+        known = self.manager.requests
+        lengths = known.known[rows]
+        draws = np.where(computed + counts == lengths, self._limits.draws[rows], 0)
+        if many:
+            tokens = known.tokens.gather(rows, computed, counts)
+        else:
+            tokens = known.tokens.data[known.tokens.start[rows] + computed]
+        entries = tuple(self._entry(request) for request in self._entering)
+        left, self._dropped, self._entering = np.array(self._dropped, np.int32), [], []
+        positions = lengths - self._limits.prompts[rows]
+        integers = (n.astype(np.int32) for n in (rows, counts, computed, draws, positions, tokens))
         return SchedulerOutput(
-            allocation.step, tuple(rows), dropped, allocation.copies, allocation.new_blocks, allocation.dead
+            given.step, *integers, given.deltas, left, entries, given.copies, given.new_blocks, given.dead
         )
+
+    def _entry(self, request: Request) -> Entry:
+        return Entry(request.row, request.key, request.sample_ask(), request.sampling.min_tokens, request.keep_logits)
+
+    def _request(self, row: int) -> Request:
+        found = self._by_row[row]
+        if found is None:
+            raise IntegrityError("a step has a row of no request", field="row", got=row)
+        return found
 
     def _count_admission(self, request: Request, hit: int) -> None:
         if request.num_cached_tokens is None:
@@ -178,27 +214,32 @@ class Scheduler:
             self.stats.prompt_tokens += len(request.prompt_ids)
             self.stats.cached_tokens += request.num_cached_tokens
 
-    def _ask_for_running(self) -> tuple[StepPlan, list[ScheduledRequest], bool]:
+    def _running_rows(self) -> Ints:
+        if self._rows is None:
+            self._rows = np.array([request.row for request in self.running], np.int64)
+        return self._rows
+
+    def _ask_for_running(self) -> tuple[Step, Ints, Ints, bool]:
         """A step with the running requests, oldest first; preempts the youngest until they fit."""
         preempted = False
+        known = self.manager.requests
         while True:
-            step, asks = self.manager.begin_step(), []
-            budget, short = self.max_num_batched_tokens, 0
-            for request in self.running:
-                count = min(len(request.tokens) - request.num_computed, budget)
-                if count > 0:
-                    ask = ScheduledRequest(request.key, count)
-                    short = step.try_add(ask)
-                    if short:
-                        break
-                    asks.append(ask)
-                    budget -= count
-            if not short:
-                return step, asks, preempted
+            step, rows = self.manager.begin_step(), self._running_rows()
+            counts = known.known[rows] - known.computed[rows]
+            ends = counts.cumsum()
+            if len(rows) and ends[-1] > self.max_num_batched_tokens:
+                counts = np.minimum(counts, self.max_num_batched_tokens - ends + counts)
+            asked = counts > 0
+            if np.count_nonzero(asked) < len(asked):
+                rows, counts = rows[asked], counts[asked]
+            if len(rows):
+                step.add(rows, counts)
+            if not (len(rows) and step.short):
+                return step, rows, counts, preempted
             if len(self.running) == 1:
                 alone = self.running[0]
                 error = CapacityError(
-                    f"request {alone.title} alone needs {short} blocks more than there are",
+                    f"request {alone.title} alone needs {step.short} blocks more than there are",
                     field="cache.memory",
                     got=f"{len(alone.tokens)} tokens",
                     remedy="raise cache.memory or lower engine.max_model_len",
@@ -211,41 +252,40 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
+        self._rows = None
         self._release(request)
         self._queue(request)
         self.stats.preemptions += 1
 
-    def _admit(self, step: StepPlan, asks: list[ScheduledRequest]) -> list[ScheduledRequest]:
+    def _admit(self, step: Step, rows: Ints, counts: Ints) -> int:
         """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
-        if not self.waiting:
-            return []
-        admitted: list[ScheduledRequest] = []
-        budget = self.max_num_batched_tokens - sum(a.num_scheduled for a in asks)
+        budget = self.max_num_batched_tokens - int(counts.sum())
         width = sum(r.width for r in self.running)
-        writers = _Writers(self.hit_unit)
-        for asked in asks:
-            writers.add(self._live[asked.request_id])
-        for request in list(self.waiting):
+        writers = Writers(self.hit_unit, self.manager.requests)
+        writers.add([self._request(row) for row in writers.filling(rows).tolist()])
+        admitted: list[Request] = []
+        for request in self.waiting:
             if budget < 1 or width + request.width > self.max_num_seqs:
                 break
             try:
-                hit = self.manager.lookup([request.key])[0]
+                hit = self.manager.lookup(request.row)
                 if writers.compute_next_of(request, hit):
                     continue  # for a few steps at most: whoever computes it is running
-                ask = ScheduledRequest(request.key, min(len(request.tokens) - hit, budget))
-                if step.try_add(ask):
+                count = min(int(self.manager.requests.known[request.row]) - hit, budget)
+                if step.try_add(request.row, count):
                     break  # nobody overtakes: a large request is not starved by small ones behind it
             except BaseException:
+                self.waiting = [r for r in self.waiting if r not in admitted]
                 self.end(request, "abort")  # else it would fail every later step as well
                 raise
-            self.waiting.remove(request)
-            insort(self.running, request, key=lambda r: r.arrival)
-            request.status = RequestStatus.RUNNING
-            admitted.append(ask)
-            writers.add(request)
-            budget -= ask.num_scheduled
+            admitted.append(request)
+            self._run(request)
+            writers.add([request])
+            budget -= count
             width += request.width
-        return admitted
+        if admitted:
+            self.waiting = [r for r in self.waiting if r.status is RequestStatus.WAITING]
+        return len(admitted)
 
     def abandon(self, output: SchedulerOutput | None = None) -> None:
         """Give up a step that failed: its requests end, and nothing that it was to compute can be hit.
@@ -253,16 +293,21 @@ class Scheduler:
         Args:
             output: The step; None when it failed before it was one: then everything that runs ends.
         """
-        keys = {r.key for r in self.running} if output is None else {row.request_id for row in output.rows}
-        if output is not None:
-            # Perhaps the worker never came to drop them; dropping twice does no harm.
-            self._dropped = [*output.finished, *self._dropped]
+        if output is None:
+            keys = {r.key for r in self.running}
+        else:
+            found = [self._by_row[row] for row in output.rows.tolist()]
+            keys = {r.key for r in found if r is not None}
+            # Perhaps the worker never came to them; dropping twice does no harm, nor entering.
+            self._dropped = [*output.left.tolist(), *self._dropped]
+            late = [self._by_row[entry.row] for entry in output.entries]
+            self._entering = [r for r in late if r is not None and r not in self._entering] + self._entering
         # A step that failed while it was taken in has children that no row names.
         ids = {self._live[key].request_id for key in keys if key in self._live}
         for request in [r for r in self._live.values() if r.key in keys or (r.request_id in ids and r.sample)]:
             self.end(request, "abort")
         for step in self.manager.steps_in_flight:
-            self.manager.commit(step, {})
+            self.manager.commit(step)
             self.manager.retire(step)
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[tuple[Request, int | None]]:
@@ -271,45 +316,70 @@ class Scheduler:
         Requests that ended by length, EOS or numbers that are not finite are finished here, the last with no
         token; stop strings are the caller's. When it raises, `abandon` the step.
         """
-        produced: list[tuple[Request, int | None]] = []
-        appended: dict[str, list[int]] = {}
+        r = self.manager.requests
+        rows, draws, ends = output.rows.astype(np.int64), output.draws, output.computed + output.counts
+        if len(result.tokens) != int(draws.sum()):
+            raise IntegrityError(
+                "a worker drew another number of tokens than it was asked for",
+                field="tokens",
+                got=len(result.tokens),
+                allowed=int(draws.sum()),
+            )
+        first = draws.cumsum() - draws
         wrong = {bad.row: bad.where for bad in result.not_finite}
-        for i, (row, tokens) in enumerate(zip(output.rows, result.tokens, strict=True)):
-            request = self._live.get(row.request_id)
-            if request is None:  # ended while the step was running
-                continue
+        members = self.manager.members(output.step)
+        # Some may have ended while the step was running.
+        alive = np.isin(rows, members) if len(members) < len(rows) else np.ones(len(rows), np.bool_)
+        apart = alive & ((draws > 1) | (self._limits.forced[rows] & (ends == r.known[rows])))
+        apart[list(wrong)] = alive[list(wrong)]
+        plain = (alive & ~apart & (draws == 1)).nonzero()[0]
+        produced = [
+            (i, self._request(row), token)
+            for i, row, token in zip(
+                plain.tolist(), rows[plain].tolist(), result.tokens[first[plain]].tolist(), strict=True
+            )
+        ]
+        for i in apart.nonzero()[0].tolist():
+            request = self._request(int(rows[i]))
             if i in wrong:
-                self.end(request, "error", _not_finite(request, wrong[i]))
-                produced.append((request, None))
-                continue
-            request.num_computed += len(row.token_ids)
-            if request.forced is not None and request.num_computed == len(request.tokens):
-                tokens = request.forced[request.num_outputs : request.num_outputs + 1]
-                if not tokens:
-                    self.end(request, "length")
-                    produced.append((request, None))
-            elif len(tokens) != len(row.samples):
-                raise IntegrityError(
-                    "a worker drew another number of tokens than it was asked for",
-                    field="tokens",
-                    got=len(tokens),
-                    allowed=len(row.samples),
-                )
-            family = [request, *(self._fork(request) if len(tokens) > 1 else ())]
-            for member, token in zip(family, tokens, strict=bool(tokens)):
-                member.tokens.append(token)
-                appended[member.key] = [token]
-                produced.append((member, token))
-            for member, told in zip(family, result.logprobs.get(i, ()), strict=False):
+                self.end(request, "error", not_finite(request, wrong[i]))
+                produced.append((i, request, None))
+            elif request.forced is not None:
+                produced.append((i, request, self._next_forced(request)))
+            else:
+                drawn = result.tokens[first[i] : first[i] + draws[i]].tolist()
+                family = [request, *self._fork(request)]
+                produced += [(i, member, token) for member, token in zip(family, drawn, strict=True)]
+        if len(produced) > len(plain):
+            produced.sort(key=lambda entry: entry[0])
+        for i, logprobs in result.logprobs.items():
+            members = [request for at, request, token in produced if at == i and token is not None]
+            for member, told in zip(members, logprobs, strict=False):
                 member.logprobs.append(told)
-        self.manager.commit(output.step, appended)
-        self.manager.retire(output.step)
-        self.stats.output_tokens += len(appended)
-        for member, last in produced:
-            reason = None if last is None else self._reason_to_end(member, last)
-            if reason is not None:
-                self.end(member, reason)
-        return produced
+        self._take_in(output.step, [(request, token) for _, request, token in produced])
+        return [(request, token) for _, request, token in produced]
+
+    def _next_forced(self, request: Request) -> int | None:
+        forced = request.forced or ()
+        at = request.num_outputs
+        if at < len(forced):
+            return forced[at]
+        self.end(request, "length")
+        return None
+
+    def _take_in(self, step: int, produced: list[tuple[Request, int | None]]) -> None:
+        """Commit and retire a step with its new tokens, and end the requests that these end."""
+        pairs = [(request, token) for request, token in produced if token is not None]
+        rows = np.array([request.row for request, _ in pairs], np.int64)
+        tokens = np.array([token for _, token in pairs], np.int64)
+        self.manager.commit(step, rows, tokens)
+        self.manager.retire(step)
+        self.stats.output_tokens += len(pairs)
+        full, watched = self._limits.ends(rows, tokens, self.manager.requests.known[rows])
+        for i in (full | watched).nonzero()[0].tolist():
+            request, token = pairs[i]
+            if request.forced is None and (token in request.end_ids or full[i]):
+                self.end(request, "stop" if token in request.end_ids else "length")
 
     def take_ended(self) -> list[Request]:
         """The requests that `schedule` has ended since the last call, because they can never go on."""
@@ -319,66 +389,11 @@ class Scheduler:
     def _fork(self, request: Request) -> list[Request]:
         """One prefill becomes n sequences that share its blocks; each goes on from a token of its own."""
         children = request.fork()
-        self.manager.fork(request.key, [c.key for c in children])
-        for child in children:
+        self._limits.set(request, self.max_model_len)
+        rows = self.manager.fork(request.row, [c.title for c in children])
+        for child, row in zip(children, rows, strict=True):
+            child.follow(row, self.manager.requests.tokens)
+            self._seat(child)
             self._enter(child)
-            insort(self.running, child, key=lambda r: r.arrival)
+            self._run(child)
         return children
-
-    def _reason_to_end(self, request: Request, token: int) -> FinishReason | None:
-        if request.forced is not None:
-            return None
-        if token in request.end_ids:
-            return "stop"
-        if request.num_outputs >= request.sampling.max_tokens or len(request.tokens) >= self.max_model_len:
-            return "length"
-        return None
-
-
-class _Writers:
-    """The requests whose blocks a step computes, by the tokens of their first block.
-
-    Args:
-        unit: Tokens of a block that can be hit; 0 without prefix caching.
-    """
-
-    def __init__(self, unit: int) -> None:
-        self._unit = unit
-        self._by_start: dict[tuple[int, ...], list[Request]] = {}
-
-    def add(self, request: Request) -> None:
-        """Count a request that is part of the step."""
-        unit = self._unit
-        # A decode inside a block completes none that others could wait for.
-        if unit and not request.keep_logits and len(request.tokens) // unit > request.num_computed // unit:
-            self._by_start.setdefault(tuple(request.tokens[:unit]), []).append(request)
-
-    def compute_next_of(self, request: Request, hit: int) -> bool:
-        """Whether one of them, not this one, computes the block that would lengthen this one's hit."""
-        end = hit + self._unit
-        if not self._unit or request.keep_logits or end >= len(request.tokens):
-            return False
-        others = self._by_start.get(tuple(request.tokens[: self._unit]))
-        if others is None:
-            return False
-        block, wanted = request.tokens[hit:end], request.tokens[:end]
-        # The last block first: requests of one prefix differ behind it.
-        return any(o.num_computed < end and o.tokens[hit:end] == block and o.tokens[:end] == wanted for o in others)
-
-
-def _not_finite(request: Request, where: str) -> NotFiniteError:
-    if where == NO_TOKEN:  # finite logits, of which the request allows none
-        return NotFiniteError(
-            f"no token can be chosen for request {request.title}: {where}",
-            field="sampling.min_tokens",
-            got=request.sampling.min_tokens,
-            allowed="a token that does not end the text",
-            remedy="ban fewer tokens by sampling.stop_token_ids, or lower sampling.min_tokens or the penalties",
-        )
-    return NotFiniteError(
-        f"the logits of request {request.title} are not finite, so no token can be chosen: {where}",
-        field="logits",
-        got="NaN or infinity",
-        allowed="finite numbers",
-        remedy="look for NaN in the weights; in float16 for an overflow (model.dtype=bfloat16 or float32)",
-    )

@@ -112,18 +112,29 @@ class BlockPool:
             )
         taken = self._fresh.pop(min(count, len(self._fresh)))
         if len(taken) < count:
-            evicted = self._victims.pop(count - len(taken))
-            self._cached[evicted] = False
-            self.evictions += len(evicted)
-            if self._on_evict is not None:
-                self._on_evict(evicted)
-            if self._on_death is not None:
-                self._on_death(evicted)
-            taken = np.concatenate((taken, evicted))
+            try:
+                taken = np.concatenate((taken, self._evict(count - len(taken))))
+            except BaseException:
+                self._fresh.append(taken)
+                raise
         self._victims.forget(taken)
         self.refs[taken] = 1
         self._last_reader[taken] = 0
         return taken
+
+    def _evict(self, count: int) -> Ints:
+        blocks = self._victims.pop(count)
+        if self._on_evict is not None:
+            try:
+                self._on_evict(blocks)
+            except BaseException:
+                self._victims.add(blocks)
+                raise
+        self._cached[blocks] = False
+        self.evictions += count
+        if self._on_death is not None:
+            self._on_death(blocks)
+        return blocks
 
     def share(self, blocks: Ints) -> None:
         """Give each of these distinct blocks one more holder; free and pending ones come back to life."""
@@ -184,25 +195,26 @@ class BlockPool:
     def _set_free(self, blocks: Ints) -> None:
         """Nobody holds or reads these any more; content that is not cached is dead."""
         cached = self._cached[blocks]
-        if np.count_nonzero(cached):
-            self._victims.add(blocks[cached])
-            blocks = blocks[~cached]
-        if len(blocks):
-            self._fresh.append(blocks)
+        dead = blocks[~cached]
+        if len(dead):
+            self._fresh.append(dead)
             if self._on_death is not None:
-                self._on_death(blocks)
+                self._on_death(dead)
+        if len(dead) < len(blocks):
+            self._victims.add(blocks[cached])
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done: their pending blocks can be handed out."""
         if step <= self.retired:
             return
         self.retired = step
-        for due in sorted(s for s in self._pending if s <= step):
-            for blocks, tickets in self._pending.pop(due):
-                live = blocks[self._place[blocks] == tickets]
-                self._place[live] = NOWHERE
-                self._num_pending -= len(live)
-                self._set_free(live)
+        due = sorted(s for s in self._pending if s <= step)
+        waiting = [entry for s in due for entry in self._pending.pop(s)]
+        if waiting:
+            live = np.concatenate([blocks[self._place[blocks] == tickets] for blocks, tickets in waiting])
+            self._place[live] = NOWHERE
+            self._num_pending -= len(live)
+            self._set_free(live)
 
     def set_cached(self, blocks: Ints) -> None:
         """The content of these blocks, which are in use, can be hit from now on."""

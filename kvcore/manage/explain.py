@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.block_hash import Adapter
-from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix_cache import PrefixCache
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Origin, Requests
@@ -69,19 +67,16 @@ class Explainer:
     """Remembers the last `history` requests; without history it costs nothing.
 
     Args:
-        rules: The groups.
-        cache: The prefix cache, only read.
         requests: The requests, only read.
+        cache: The prefix cache, only read.
         history: Requests to remember, 0 for none.
         enabled: Whether prefixes are cached at all.
     """
 
-    def __init__(
-        self, rules: Sequence[GroupRule], cache: PrefixCache, requests: Requests, history: int, *, enabled: bool
-    ) -> None:
+    def __init__(self, requests: Requests, cache: PrefixCache, history: int, *, enabled: bool) -> None:
         if history < 0:
             raise ConfigError("explain_history is negative", field="cache.explain_history", got=history, allowed=">= 0")
-        self._rules, self._cache, self._requests, self._enabled = rules, cache, requests, enabled
+        self._requests, self._cache, self._enabled = requests, cache, enabled
         self._history = history
         self._others: deque[_Remembered] = deque(maxlen=history)
         self._misses: OrderedDict[str, Miss] = OrderedDict()
@@ -177,7 +172,7 @@ class Explainer:
 
     def _missing(self, base: Miss, request: _Remembered, best: _Remembered, reach: int) -> Miss:
         """Which group lacks which block of the first `reach` tokens; groups that keep everything first."""
-        for rule in sorted(self._rules, key=lambda r: r.drops):
+        for rule in sorted(self._requests.rules, key=lambda r: r.drops):
             span = self._cache.spans[rule.index]
             for b in range(rule.first_block(reach), reach // rule.block_size):
                 if self._cache.get(rule.index, request.digests[(b + 1) * span - 1]) is None:

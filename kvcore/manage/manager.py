@@ -7,23 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvcore.errors import IntegrityError, RequestError
-from kvcore.manage.block_hash import BlockHasher, Extra, check_extras, token_array
+from kvcore.manage.block_hash import Extra, check_extras, token_array
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.dead_blocks import DeadBlocks
-from kvcore.manage.events import Cleared, Event, EventLog, Removed, Stored
+from kvcore.manage.events import Event, EventLog
 from kvcore.manage.eviction import LRU, EvictionPolicy
 from kvcore.manage.explain import Explainer, Miss
-from kvcore.manage.group_rule import hash_block_size, rules_of
+from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
-from kvcore.manage.prefix_cache import Hit, PrefixCache
-from kvcore.manage.ragged import Ints, spans
+from kvcore.manage.prefix_cache import Hit
+from kvcore.manage.prefixes import Prefixes
+from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
-from kvcore.manage.step import Look, Step, StepAllocation, TableDeltas
+from kvcore.manage.step import Step, StepAllocation
 from kvcore.plan.config import KVCacheConfig
 
 _NOBODY: Ints = np.zeros(0, np.int64)
-_NONE: Ints = np.zeros(0, np.int32)
-_NO_CHANGE = TableDeltas(*[_NONE] * 6), _NONE.reshape(0, 3), _NONE.reshape(0, 2)
 
 
 class KVCacheManager:
@@ -65,22 +64,23 @@ class KVCacheManager:
     ) -> None:
         self._rules = rules_of(config)
         self.requests = Requests(self._rules)
-        self._prefix_caching = prefix_caching
-        self._hasher = BlockHasher(hash_block_size(self._rules), name=hash_name, namespace=namespace)
-        self._cache = PrefixCache(self._rules, config.num_blocks)
-        self._stores = np.array([not r.stores_nothing for r in self._rules])
+        self._events = EventLog(enabled=events)
+        self._prefixes = Prefixes(
+            self.requests,
+            config.num_blocks,
+            hash_name=hash_name,
+            namespace=namespace,
+            events=self._events,
+            enabled=prefix_caching,
+        )
         self._dead = DeadBlocks(config.num_blocks, enabled=track_dead)
         self._pool = BlockPool(
-            config.num_blocks, policy=eviction or LRU, on_evict=self._evicted, on_death=self._dead.died
+            config.num_blocks, policy=eviction or LRU, on_evict=self._prefixes.remove, on_death=self._dead.died
         )
-        self._events = EventLog(enabled=events)
-        self._explainer = Explainer(self._rules, self._cache, self.requests, explain_history, enabled=prefix_caching)
+        self._explainer = Explainer(self.requests, self._prefixes.cache, explain_history, enabled=prefix_caching)
         self._open: Step | None = None  # begun, and nothing changed since
         self._steps: dict[int, tuple[Ints, Ints]] = {}  # not committed: (rows, ends)
-        self._hits: dict[int, tuple[int, Hit]] = {}  # the last lookup by row, and the version that it holds for
         self._step = 0
-        self._epoch = 0
-        self._version = 0  # of the prefix index
         self._peak = self._hit_tokens = self._query_tokens = self._copied = 0
 
     # ---- a request enters
@@ -104,7 +104,7 @@ class KVCacheManager:
         if not len(tokens):
             raise RequestError("a request needs at least one token", field="token_ids", got=0, allowed=">= 1")
         checked = check_extras(extras)
-        chain = self._hasher.chain(salt, checked)
+        chain = self._prefixes.chain(salt, checked)
         return self.requests.open(Origin(name, len(tokens), salt, checked), chain, tokens)
 
     def fork(self, parent: int, names: Sequence[str]) -> list[int]:
@@ -151,7 +151,7 @@ class KVCacheManager:
         self.requests.check(np.array([row]))
         if self.requests.admitted[row]:
             raise RequestError("this request is admitted already", field="row", got=self.requests.name(row))
-        return self._find_hit(row).tokens
+        return self._prefixes.find(row).tokens
 
     def begin_step(self) -> Step:
         """An empty step, to be filled by `Step.add` and `Step.try_add` and then given to `allocate`.
@@ -164,7 +164,7 @@ class KVCacheManager:
 
     def sketch_step(self) -> Step:
         """A step that is only counted (`Step.short`), never allocated."""
-        return Step(self.requests, self._pool, self._find_hit)
+        return Step(self.requests, self._pool, self._prefixes.find)
 
     def allocate(self, step: Step) -> StepAllocation:
         """Give a whole step its blocks, or change nothing.
@@ -185,17 +185,17 @@ class KVCacheManager:
         self._step = number = self._step + 1
         # Hits first: a block that is held can no longer be evicted by the rest of the step.
         cached = {entry.row: self._admit(entry.row, entry.hit) for entry in step.entries}
-        rows, ends, limits, look = step.whole()
+        rows, starts, ends, limits, look = step.whole()
         r = self.requests
         r.computed[rows] = ends
         r.limit[rows] = limits + 1
         r.last_step[rows] = number
         self._steps[number] = rows, ends
-        deltas, copies, new_blocks = self._extend(look, number) if look is not None else _NO_CHANGE
+        deltas, copies, new_blocks = step.extend(look, number)
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
         dead = self._dead.drain(new_blocks)
-        return StepAllocation(number, rows, ends, deltas, copies, new_blocks, cached, dead)
+        return StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead)
 
     def _admit(self, row: int, hit: Hit) -> int:
         r = self.requests
@@ -206,51 +206,13 @@ class KVCacheManager:
             r.blocks.assign(row * r.groups + group, found)
             r.first[row, group] = first
             r.end[row, group] = r.offered[row, group] = first + len(blocks)
-        r.epoch[row] = self._epoch
+        r.epoch[row] = self._prefixes.epoch
         r.admitted[row] = r.entering[row] = True
         r.computed[row] = r.committed[row] = hit.tokens
-        self._hits.pop(row, None)
+        self._prefixes.forget(row)
         self._hit_tokens += hit.tokens
         self._query_tokens += int(r.known[row])
         return hit.tokens
-
-    def _extend(self, look: Look, step: int) -> tuple[TableDeltas, Ints, Ints]:
-        """Take the blocks, grow the rows by them, and say how; hits are in the rows already."""
-        r = self.requests
-        rows, starts, _, need, copied = look
-        flat, counts = r.flat(rows), need.ravel()
-        ids = self._pool.take(int(counts.sum()))
-        groups = np.tile(np.arange(r.groups), len(rows))
-        new_blocks = np.stack((np.repeat(groups, counts), ids), axis=1).astype(np.int32)
-        held, kept_to = r.held(rows), r.end.take(rows, axis=0)
-        copies = np.zeros((0, 3), np.int32)
-        if copied:
-            at = np.array([i * r.groups + group for i, group in copied])
-            first = counts.cumsum()[at] - counts[at]
-            last = r.blocks.start[flat[at]] + r.blocks.size[flat[at]] - 1
-            shared, own = r.blocks.data[last], ids[first]
-            r.blocks.data[last] = own
-            self._pool.release(shared, step)  # the copy reads it in this step
-            copies = np.stack((groups[at], shared, own), axis=1).astype(np.int32)
-            ids, counts = np.delete(ids, first), counts.copy()
-            counts[at] -= 1
-            kept_to.ravel()[at] -= 1
-        r.blocks.extend(flat, counts, ids)
-        end = r.end.take(rows, axis=0) + counts.reshape(need.shape)
-        before = np.where(r.entering[rows, None], 0, r.first.take(rows, axis=0))
-        first = np.maximum(r.first.take(rows, axis=0), r.first_blocks(starts))
-        r.end[rows], r.first[rows] = end, first
-        r.quiet_to[rows] = np.minimum((end * r.sizes).min(axis=1), r.drop_positions(first) + 1)
-        if np.count_nonzero(r.shared[rows]):
-            r.quiet_to[rows[r.shared[rows]]] = 0
-        sent_from = np.where(r.entering[rows, None], first, kept_to)
-        self._settle_later(rows[r.entering[rows]])
-        r.entering[rows] = False
-        drops, keeps, new = (first - before).ravel(), (sent_from - first).ravel(), (end - sent_from).ravel()
-        told = ((drops > 0) | (new > 0)).nonzero()[0]
-        sent = r.blocks.gather(flat[told], (sent_from - held).ravel()[told], new[told])
-        numbers = (rows.repeat(r.groups)[told], groups[told], drops[told], keeps[told], new[told])
-        return TableDeltas(*(n.astype(np.int32) for n in numbers), sent), copies, new_blocks
 
     def commit(self, step: int, rows: Ints = _NOBODY, tokens: Ints = _NOBODY) -> None:
         """The tokens of `step` are computed: they can be hit, and what no later query reads is given up.
@@ -319,84 +281,17 @@ class KVCacheManager:
     def _settle(self, rows: Ints, step: int) -> None:
         """Offer the blocks that are full now to the prefix cache, and give up what no later query reads."""
         r = self.requests
-        if self._prefix_caching:
-            self._register(rows if self._epoch == 0 else rows[r.epoch[rows] == self._epoch])
+        if self._prefixes.enabled:
+            self._prefixes.register(rows[r.epoch[rows] == self._prefixes.epoch], self._pool)
         if r.dropping:
-            self._trim(rows, step)
-        self._settle_later(rows)
-
-    def _settle_later(self, rows: Ints) -> None:
-        """Note how far these requests can go on before there is anything to settle."""
-        r = self.requests
+            blocks, owners = r.take_unread(rows)
+            self._pool.release(blocks, step, r.committed[owners])
+        # How far these can go on before there is anything to settle again.
         quiet = r.drop_positions(r.held(rows)) if r.dropping else np.full(len(rows), NEVER)
-        if self._prefix_caching:
-            full = np.where(self._stores, (r.offered.take(rows, axis=0) + 1) * r.sizes - 1, NEVER).min(axis=1)
-            quiet = np.minimum(quiet, np.where(r.epoch[rows] == self._epoch, full, NEVER))
+        if self._prefixes.enabled:
+            full = np.where(r.stores, (r.offered.take(rows, axis=0) + 1) * r.sizes - 1, NEVER).min(axis=1)
+            quiet = np.minimum(quiet, np.where(r.epoch[rows] == self._prefixes.epoch, full, NEVER))
         r.settled_to[rows] = quiet
-
-    def _register(self, rows: Ints) -> None:
-        """Offer the blocks that are full and committed to the prefix cache; the first of equals stays."""
-        r = self.requests
-        offered = r.offered.take(rows, axis=0)
-        counts = np.where(self._stores, r.committed[rows][:, None] // r.sizes - offered, 0)
-        np.maximum(counts, 0, out=counts)
-        self._hash(rows, r.committed[rows])
-        r.offered[rows] = offered + counts
-        held = r.held(rows)
-        for group in range(r.groups):
-            first, count = offered[:, group], counts[:, group]
-            blocks = r.blocks.gather(rows * r.groups + group, first - held[:, group], count)
-            digests = self._digests(rows, group, first, count)
-            stored = self._cache.insert(group, digests, blocks.tolist())
-            if len(stored):
-                self._pool.set_cached(stored)
-                self._version += 1
-                if self._events.enabled:
-                    self._tell_stored(rows, group, first, count, set(stored.tolist()))
-
-    def _digests(self, rows: Ints, group: int, first: Ints, count: Ints) -> list[bytes]:
-        """Of these requests' blocks ``first .. first + count - 1`` in a group."""
-        chains, span = self.requests.chains, self._cache.spans[group]
-        begin, end = ((first + 1) * span - 1).tolist(), ((first + count) * span).tolist()
-        return [
-            digest
-            for row, i, j in zip(rows.tolist(), begin, end, strict=True)
-            for digest in chains[row].digests[i:j:span]  # type: ignore[union-attr]
-        ]
-
-    def _tell_stored(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
-        r, span, size = self.requests, self._cache.spans[group], self._rules[group].block_size
-        held = r.held(rows)[:, group].tolist()
-        for i, (row, begin, number) in enumerate(zip(rows.tolist(), first.tolist(), count.tolist(), strict=True)):
-            digests, tokens = r.chain(row).digests, r.tokens.view(row)
-            blocks = r.blocks.view(row * r.groups + group)
-            for b in range(begin, begin + number):
-                block = int(blocks[b - held[i]])
-                if block in stored:
-                    parent = digests[b * span - 1] if b else None
-                    own = tuple(tokens[b * size : (b + 1) * size].tolist())
-                    self._events.add(Stored(group, digests[(b + 1) * span - 1], block, parent, own))
-
-    def _hash(self, rows: Ints, tokens: Ints) -> None:
-        """Extend the chains of these requests over the whole runs of their first tokens."""
-        r, run = self.requests, self._hasher.block_size
-        done, runs = r.hashed[rows], tokens // run
-        counts = np.maximum(runs - done, 0)
-        data = r.tokens.gather(rows, done * run, counts * run).tobytes()
-        self._hasher.extend([r.chains[row] for row in rows.tolist()], counts.tolist(), data)
-        r.hashed[rows] = done + counts
-
-    def _trim(self, rows: Ints, step: int) -> None:
-        """Give up what no query from the committed end on will read; `step` was the last that did."""
-        r = self.requests
-        keep, flat = r.first_blocks(r.committed[rows]), r.flat(rows)
-        gone = np.maximum(keep - r.held(rows), 0)
-        idle = r.limit[rows] == r.known[rows]
-        for group in (~self._stores).nonzero()[0].tolist():  # a begun block holds nothing that is read again
-            gone[idle, group] = r.blocks.size[rows[idle] * r.groups + group]
-            r.end[rows[idle], group] = keep[idle, group]
-        reach = np.repeat(r.committed[rows].repeat(r.groups), gone.ravel())
-        self._pool.release(r.blocks.drop_front(flat, gone.ravel()), step, reach)
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done on the device: the blocks that only they read become free."""
@@ -411,6 +306,10 @@ class KVCacheManager:
     def steps_in_flight(self) -> tuple[int, ...]:
         """The steps that were allocated and are not committed, oldest first."""
         return tuple(self._steps)
+
+    def members(self, step: int) -> Ints:
+        """The rows of a step that is not committed, without those of requests that were freed since."""
+        return self._steps[step][0]
 
     def free(self, rows: Sequence[int] | Ints, *, forget: bool = False) -> None:
         """Let go of requests: finished, aborted or preempted, also with steps in flight.
@@ -430,48 +329,27 @@ class KVCacheManager:
         r.check(leaving)
         self._open = None
         for row in leaving.tolist():
-            self._hits.pop(row, None)
+            self._prefixes.forget(row)
             self._explainer.freed(row)
             if forget:
-                known = self._cache.known(r.chain(row).digests, r.offered[row].tolist())
-                self._evicted(known)
+                known = self._prefixes.known(row)
+                self._prefixes.remove(known)
                 self._pool.uncache(known)
         for step, (members, ends) in self._steps.items():
             stay = ~np.isin(members, leaving)
             self._steps[step] = members[stay], ends[stay]
-        blocks, owners = self._tail_first(leaving)
-        self._pool.release(blocks, r.last_step[owners], r.committed[owners])
-        r.close(leaving)
-
-    def _tail_first(self, rows: Ints) -> tuple[Ints, Ints]:
-        """All blocks of these requests, one request after the other, and the row of each.
-
-        Each gives up its blocks by the tokens where they end, the last first, over all groups: in this order it
-        loses its prefix from the tail, in every group alike.
-        """
-        r = self.requests
-        flat = r.flat(rows)
-        counts = r.blocks.size[flat]
-        blocks = r.blocks.drop_front(flat, counts)
-        owners = np.repeat(np.arange(len(rows)).repeat(r.groups), counts)
-        if r.groups > 1:
-            ends, sizes = r.end.take(rows, axis=0).ravel(), np.tile(r.sizes, len(rows))
-            last = np.repeat(ends * sizes, counts) - spans(np.zeros_like(counts), counts) * np.repeat(sizes, counts)
-            order = np.lexsort((-last, owners))
-            blocks, owners = blocks[order], owners[order]
-        return blocks, rows[owners]
+        blocks, owners = r.take_all(leaving)
+        try:
+            self._pool.release(blocks, r.last_step[owners], r.committed[owners])
+        finally:  # an eviction policy is anybody's code
+            r.close(leaving)
 
     def table(self, row: int, group: int) -> tuple[int, list[int]]:
         """(first_block, ids): the table row of a request in a group; (0, []) before admission."""
-        r = self.requests
-        r.check(np.array([row]))
-        if not 0 <= group < r.groups:
-            raise RequestError("no such group", field="group", got=group, allowed=f"0 to {r.groups - 1}")
-        if not r.admitted[row]:
-            return 0, []
-        held = int(r.held(np.array([row]))[0, group])
-        first = max(int(r.first[row, group]), held)
-        return first, r.blocks.view(row * r.groups + group)[first - held :].tolist()
+        self.requests.check(np.array([row]))
+        if not 0 <= group < len(self._rules):
+            raise RequestError("no such group", field="group", got=group, allowed=f"0 to {len(self._rules) - 1}")
+        return self.requests.table(row, group)
 
     def num_computed(self, row: int) -> int:
         """Tokens given to steps so far, the prefix hit and steps in flight included."""
@@ -491,7 +369,7 @@ class KVCacheManager:
             "blocks_free": self._pool.num_free,
             "blocks_reusable": self._pool.num_reusable,
             "blocks_total": self._pool.num_blocks - 1,
-            "blocks_cached": len(self._cache),
+            "blocks_cached": len(self._prefixes.cache),
             "peak_blocks": self._peak,
             "prefix_hit_tokens": self._hit_tokens,
             "prefix_query_tokens": self._query_tokens,
@@ -512,31 +390,9 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all cached content (new weights, say); requests that run now will not enter it again."""
         self._open = None
-        self._pool.uncache(self._cache.clear())
-        self._epoch += 1
-        self._explainer.epoch = self._epoch
-        self._version += 1
-        self._events.add(Cleared())
+        self._pool.uncache(self._prefixes.reset())
+        self._explainer.epoch = self._prefixes.epoch
 
     def check_integrity(self) -> None:
         """Prove that every id is in one state, counted right, and owned by one group; O(pool)."""
-        self._pool.check_integrity(check_rows(self.requests, self._cache))
-
-    def _find_hit(self, row: int) -> Hit:
-        memo = self._hits.get(row)
-        if memo is not None and memo[0] == self._version:
-            return memo[1]
-        # The last token must be computed, for its logits.
-        limit = int(self.requests.known[row]) - 1 if self._prefix_caching else 0
-        digests = self.requests.chain(row).digests
-        if limit // self._hasher.block_size > len(digests):
-            self._hash(np.array([row]), np.array([limit]))
-        hit = self._cache.find(digests, limit)
-        self._hits[row] = self._version, hit
-        return hit
-
-    def _evicted(self, blocks: Ints) -> None:
-        for block, (group, digest) in zip(blocks.tolist(), self._cache.remove(blocks.tolist()), strict=True):
-            if self._events.enabled:
-                self._events.add(Removed(group, digest, block))
-        self._version += len(blocks)
+        self._pool.check_integrity(check_rows(self.requests, self._prefixes.cache))

@@ -10,7 +10,7 @@ import numpy as np
 from kvcore.errors import RequestError
 from kvcore.manage.block_hash import TOKEN_TYPE, Chain, Extra
 from kvcore.manage.group_rule import GroupRule
-from kvcore.manage.ragged import Ints, Ragged
+from kvcore.manage.ragged import Ints, Ragged, spans
 
 NEVER = 1 << 62  # a position that no sequence reaches
 _BY_ROW = ("known", "limit", "computed", "committed", "last_step", "epoch", "hashed", "quiet_to", "settled_to")
@@ -83,6 +83,7 @@ class Requests:
         self.rules = rules
         self.groups = len(rules)
         self.sizes: Ints = np.array([r.block_size for r in rules], np.int64)
+        self.stores = np.array([not r.stores_nothing for r in rules])
         self.dropping = [r for r in rules if r.drops]
         self.tokens = Ragged(TOKEN_TYPE)
         self.blocks = Ragged(np.int32)
@@ -182,6 +183,41 @@ class Requests:
         for rule in self.dropping:
             found[:, rule.index] = rule.first_blocks(positions)
         return found
+
+    def take_unread(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Take out what no query from the committed end on will read; returns the blocks and the row of each."""
+        keep, flat = self.first_blocks(self.committed[rows]), self.flat(rows)
+        gone = np.maximum(keep - self.held(rows), 0)
+        idle = self.limit[rows] == self.known[rows]
+        for group in (~self.stores).nonzero()[0].tolist():  # a begun block holds nothing that is read again
+            gone[idle, group] = self.blocks.size[rows[idle] * self.groups + group]
+            self.end[rows[idle], group] = keep[idle, group]
+        return self.blocks.drop_front(flat, gone.ravel()), np.repeat(rows.repeat(self.groups), gone.ravel())
+
+    def take_all(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Take out all blocks of these requests, one request after the other; returns them and the row of each.
+
+        Each gives up its blocks by the tokens where they end, the last first, over all groups: in this order it
+        loses its prefix from the tail, in every group alike.
+        """
+        flat = self.flat(rows)
+        counts = self.blocks.size[flat]
+        blocks = self.blocks.drop_front(flat, counts)
+        owners = np.repeat(np.arange(len(rows)).repeat(self.groups), counts)
+        if self.groups > 1:
+            ends, sizes = self.end.take(rows, axis=0).ravel(), np.tile(self.sizes, len(rows))
+            last = np.repeat(ends * sizes, counts) - spans(np.zeros_like(counts), counts) * np.repeat(sizes, counts)
+            order = np.lexsort((-last, owners))
+            blocks, owners = blocks[order], owners[order]
+        return blocks, rows[owners]
+
+    def table(self, row: int, group: int) -> tuple[int, list[int]]:
+        """(first_block, ids) as the worker has them after the next step, (0, []) before admission."""
+        if not self.admitted[row]:
+            return 0, []
+        held = int(self.held(np.array([row]))[0, group])
+        first = max(int(self.first[row, group]), held)
+        return first, self.blocks.view(row * self.groups + group)[first - held :].tolist()
 
     def drop_positions(self, blocks: Ints) -> Ints:
         """[n]: a position up to which no group drops more than what lies before these block indices [n, groups]."""

@@ -47,7 +47,8 @@ class StepAllocation:
 
     Attributes:
         step: Number of the step, from 1.
-        rows, ends: int64 [n], the requests as they were asked for, and how many tokens of each the step completes.
+        rows: int64 [n], the requests as they were asked for.
+        starts, ends: int64 [n], the tokens of each that the step computes.
         deltas: How their block tables change.
         copies: int32 [n, 3] (group, from block, to block), to be done before the model runs.
         new_blocks: int32 [n, 2] (group, block) handed out in this step; their old content is of no use.
@@ -58,12 +59,17 @@ class StepAllocation:
 
     step: int
     rows: Ints
+    starts: Ints
     ends: Ints
     deltas: TableDeltas
     copies: Ints
     new_blocks: Ints
     cached_tokens: Mapping[int, int]
     dead: Ints
+
+
+_NONE: Ints = np.zeros(0, np.int32)
+_NO_CHANGE = TableDeltas(*[_NONE] * 6), _NONE.reshape(0, 3), _NONE.reshape(0, 2)
 
 
 class Look(NamedTuple):
@@ -83,9 +89,10 @@ class Look(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some requests of a step: (rows, ends, their `Requests.limit`), and those for which something changes."""
+    """Some requests of a step, the tokens to compute, their `Requests.limit`, and where something changes."""
 
     rows: Ints
+    starts: Ints
     ends: Ints
     limits: Ints
     look: Look | None
@@ -161,7 +168,7 @@ class Step:
         self._ask(rows)
         looked = (ends > r.quiet_to[rows]).nonzero()[0]
         look = self._look(rows[looked], starts[looked], ends[looked]) if len(looked) else None
-        self._parts.append(Part(rows, ends, limits, look))
+        self._parts.append(Part(rows, starts, ends, limits, look))
 
     def try_add(self, row: int, count: int) -> int:
         """Add a request, admitted or not, if there are blocks for it.
@@ -305,6 +312,45 @@ class Step:
                 remedy="free or preempt a request, or retire steps that are done",
             )
 
+    def extend(self, look: Look | None, step: int) -> tuple[TableDeltas, Ints, Ints]:
+        """Take the blocks, grow the rows by them, and say how; hits are in the rows already."""
+        if look is None:
+            return _NO_CHANGE
+        r = self._requests
+        rows, starts, _, need, copied = look
+        flat, counts = r.flat(rows), need.ravel()
+        ids = self._pool.take(int(counts.sum()))
+        groups = np.tile(np.arange(r.groups), len(rows))
+        new_blocks = np.stack((np.repeat(groups, counts), ids), axis=1).astype(np.int32)
+        held, kept_to = r.held(rows), r.end.take(rows, axis=0)
+        copies = np.zeros((0, 3), np.int32)
+        if copied:
+            at = np.array([i * r.groups + group for i, group in copied])
+            first = counts.cumsum()[at] - counts[at]
+            last = r.blocks.start[flat[at]] + r.blocks.size[flat[at]] - 1
+            shared, own = r.blocks.data[last], ids[first]
+            r.blocks.data[last] = own
+            self._pool.release(shared, step)  # the copy reads it in this step
+            copies = np.stack((groups[at], shared, own), axis=1).astype(np.int32)
+            ids, counts = np.delete(ids, first), counts.copy()
+            counts[at] -= 1
+            kept_to.ravel()[at] -= 1
+        r.blocks.extend(flat, counts, ids)
+        end = r.end.take(rows, axis=0) + counts.reshape(need.shape)
+        before = np.where(r.entering[rows, None], 0, r.first.take(rows, axis=0))
+        first = np.maximum(r.first.take(rows, axis=0), r.first_blocks(starts))
+        r.end[rows], r.first[rows] = end, first
+        r.quiet_to[rows] = np.minimum((end * r.sizes).min(axis=1), r.drop_positions(first) + 1)
+        if np.count_nonzero(r.shared[rows]):
+            r.quiet_to[rows[r.shared[rows]]] = 0
+        sent_from = np.where(r.entering[rows, None], first, kept_to)
+        r.entering[rows] = False
+        drops, keeps, new = (first - before).ravel(), (sent_from - first).ravel(), (end - sent_from).ravel()
+        told = ((drops > 0) | (new > 0)).nonzero()[0]
+        sent = r.blocks.gather(flat[told], (sent_from - held).ravel()[told], new[told])
+        numbers = (rows.repeat(r.groups)[told], groups[told], drops[told], keeps[told], new[told])
+        return TableDeltas(*(n.astype(np.int32) for n in numbers), sent), copies, new_blocks
+
     def whole(self) -> Part:
         """All its requests, in the order in which they were added."""
         parts: list[Part] = []
@@ -324,18 +370,18 @@ class Step:
 def _as_part(entries: Sequence[Entry]) -> Part:
     numbers = np.array([(e.row, e.hit.tokens, e.end, e.limit) for e in entries], np.int64).reshape(-1, 4)
     rows, starts, ends, limits = np.ascontiguousarray(numbers.T)
-    return Part(rows, ends, limits, Look(rows, starts, ends, np.array([e.need for e in entries], np.int64), ()))
+    return Part(rows, starts, ends, limits, Look(rows, starts, ends, np.array([e.need for e in entries], np.int64), ()))
 
 
 def _join(parts: Sequence[Part], groups: int) -> Part:
     empty = np.zeros(0, np.int64)
-    rows, ends, limits = (np.concatenate((empty, *(part[i] for part in parts))) for i in range(3))
+    numbers = [np.concatenate((empty, *(part[i] for part in parts))) for i in range(4)]
     looks = [part.look for part in parts if part.look is not None]
     if not looks:
-        return Part(rows, ends, limits, None)
+        return Part(*numbers, None)
     copies, before = [], 0
     for look in looks:
         copies += [(i + before, group) for i, group in look.copies]
         before += len(look.rows)
     flat = (np.concatenate([look[i] for look in looks]) for i in range(4))
-    return Part(rows, ends, limits, Look(*flat, tuple(copies)))  # type: ignore[call-arg]
+    return Part(*numbers, Look(*flat, tuple(copies)))  # type: ignore[call-arg]

@@ -44,7 +44,18 @@ class Victims:
         if len(self._queues) == 1:
             self._queues[0].append(blocks)
             return
-        levels = np.asarray(self._policy.level(self._hits[blocks], self._reach[blocks]))
+        self._freed_at[blocks] = np.arange(self._clock, self._clock + len(blocks))
+        self._clock += len(blocks)
+        try:
+            levels = self._levels(blocks)
+        except BaseException:  # a policy is anybody's code, and no block may be lost
+            self._queues[0].append(blocks)
+            raise
+        for level in sorted(set(levels.tolist())):
+            self._queues[level].append(blocks[levels == level])
+
+    def _levels(self, blocks: Ints) -> Ints:
+        levels: Ints = np.asarray(self._policy.level(self._hits[blocks], self._reach[blocks]))
         if levels.shape != blocks.shape or not ((levels >= 0) & (levels < len(self._queues))).all():
             raise IntegrityError(
                 "the eviction policy gave a level that does not exist",
@@ -53,10 +64,7 @@ class Victims:
                 allowed=f"{len(blocks)} levels from 0 to {len(self._queues) - 1}",
                 remedy=f"repair the policy {type(self._policy).__name__}",
             )
-        self._freed_at[blocks] = np.arange(self._clock, self._clock + len(blocks))
-        self._clock += len(blocks)
-        for level in sorted(set(levels.tolist())):
-            self._queues[level].append(blocks[levels == level])
+        return levels
 
     def remove(self, blocks: Ints) -> None:
         """These are no longer candidates."""

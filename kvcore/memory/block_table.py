@@ -11,7 +11,7 @@ kernels read: manager block b is kernel blocks ``b * r .. b * r + r - 1``; delta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from kvcore.memory.staging import StagingBuffer
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 
 Int32Array = npt.NDArray[np.int32]
+Ints = npt.NDArray[Any]  # integers
 
 
 class RowDelta(Protocol):
@@ -38,6 +39,30 @@ class RowDelta(Protocol):
     @property
     def ids(self) -> Sequence[int]:
         """Blocks that are appended."""
+
+
+class StepDeltas(Protocol):
+    """How the rows of a step change, by arrays; the manager's `TableDeltas` is one."""
+
+    @property
+    def groups(self) -> Ints:
+        """The group of each delta."""
+
+    @property
+    def drops(self) -> Ints:
+        """Blocks that leave at the front."""
+
+    @property
+    def keeps(self) -> Ints:
+        """Blocks that stay after those."""
+
+    @property
+    def counts(self) -> Ints:
+        """Blocks that are appended."""
+
+    @property
+    def ids(self) -> Ints:
+        """Those of all deltas, one after the other."""
 
 
 class TableRows(NamedTuple):
@@ -95,46 +120,50 @@ class GroupTable:
         """Columns in kernel blocks."""
         return int(self.rows_SN.shape[1])
 
-    def apply(self, row: int, delta: RowDelta) -> None:
-        """``row = row[drop_front:][:keep] + ids; first_block += drop_front``, in manager blocks.
+    def apply(self, rows: Ints, drops: Ints, keeps: Ints, counts: Ints, ids: Ints) -> None:
+        """``row = row[drop:][:keep] + the next count of ids; first_block += drop``, in manager blocks.
+
+        All are integers [n], `ids` as many as `counts` say; the rows are distinct.
 
         Raises:
             IntegrityError: A number is negative or an id is no block of this group; nothing has changed.
-            CapacityError: The row would need more columns than the table has; nothing has changed.
+            CapacityError: A row would need more columns than the table has; nothing has changed.
         """
-        drop, keep = delta.drop_front, delta.keep
-        if drop < 0 or keep < 0:
-            raise IntegrityError("a block table delta counts from 0", field="delta", got=(drop, keep), allowed=">= 0")
-        fresh = np.asarray(delta.ids, dtype=np.int64)
-        if fresh.size and not (self.lowest <= fresh.min() and fresh.max() < self.num_blocks):
-            wrong = next(int(b) for b in fresh if not self.lowest <= b < self.num_blocks)
+        if np.count_nonzero((drops < 0) | (keeps < 0)):
+            got = list(zip(drops.tolist(), keeps.tolist(), strict=True))
+            raise IntegrityError("a block table delta counts from 0", field="delta", got=got, allowed=">= 0")
+        wrong = ids[(ids < self.lowest) | (ids >= self.num_blocks)]
+        if len(wrong):
             raise IntegrityError(
-                f"KV group {self.index} has no block {wrong} that a request can hold",
+                f"KV group {self.index} has no block {wrong[0]} that a request can hold",
                 field="block_id",
-                got=wrong,
+                got=int(wrong[0]),
                 allowed=f"{self.lowest} to {self.num_blocks - 1}",
             )
-        r, used = self.ratio, int(self.counts[row])
-        kept = min(max(used - drop * r, 0), keep * r)
-        count = kept + len(fresh) * r
-        if count > self.columns:
+        r, used = self.ratio, self.counts[rows]
+        kept = np.minimum(np.maximum(used - drops * r, 0), keeps * r)
+        fresh = counts * r
+        size = kept + fresh
+        most = int(size.max(initial=0))
+        if most > self.columns:
             raise CapacityError(
                 f"a row of KV group {self.index} needs more columns than its block table has",
                 field="block_table.columns",
-                got=count // r,
+                got=most // r,
                 allowed=f"<= {self.columns // r}",
                 remedy="raise engine.max_model_len, or schedule fewer tokens a step",
             )
-        line = self.rows_SN[row]
-        if drop and kept:
+        for i in ((drops > 0) & (kept > 0)).nonzero()[0].tolist():
             # The slices overlap where fewer blocks go than stay; numpy copies as if through a buffer.
-            line[:kept] = line[drop * r : drop * r + kept]
-        if fresh.size:
-            line[kept:count] = (fresh[:, None] * r + self._steps).reshape(-1)
-        if used > count:
-            line[count:used] = 0
-        self.counts[row] = count
-        self.first_block[row] += drop * r
+            line, shift = self.rows_SN[rows[i]], int(drops[i]) * r
+            line[: kept[i]] = line[shift : shift + kept[i]]
+        where = np.repeat(rows * np.int64(self.columns) + kept, fresh)
+        within = np.arange(len(where)) - np.repeat(fresh.cumsum() - fresh, fresh)
+        self.rows_SN.reshape(-1)[where + within] = ids if r == 1 else (ids[:, None] * r + self._steps).reshape(-1)
+        for i in (used > size).nonzero()[0].tolist():
+            self.rows_SN[rows[i], size[i] : used[i]] = 0
+        self.counts[rows] = size
+        self.first_block[rows] += drops * r
 
     def blocks(self, row: int) -> list[int]:
         """The row's manager block ids."""
@@ -208,7 +237,31 @@ class BlockTables:
             raise IntegrityError(
                 "no such KV group in the block tables", field="group", got=group, allowed=f"0 to {len(self.groups) - 1}"
             )
-        self.groups[group].apply(row, delta)
+        ids = np.asarray(delta.ids, dtype=np.int64)
+        numbers = (row, delta.drop_front, delta.keep, len(ids))
+        self.groups[group].apply(*(np.array([n], np.int64) for n in numbers), ids)
+
+    def apply_step(self, rows: Ints, deltas: StepDeltas) -> None:
+        """Apply the deltas of a step, as the manager made them.
+
+        Args:
+            rows: [n], the row of each delta in these tables.
+            deltas: The step's; its own `rows` are not read.
+
+        Raises:
+            IntegrityError, CapacityError: As `apply`, of which a group is the unit.
+        """
+        if not len(rows):
+            return
+        owners = np.repeat(deltas.groups, deltas.counts) if len(self.groups) > 1 else None
+        for index, table in enumerate(self.groups):
+            if owners is None:
+                table.apply(rows, deltas.drops, deltas.keeps, deltas.counts, deltas.ids)
+                continue
+            mine = deltas.groups == index
+            table.apply(
+                rows[mine], deltas.drops[mine], deltas.keeps[mine], deltas.counts[mine], deltas.ids[owners == index]
+            )
 
     def clear(self, row: int) -> None:
         """Empty a row in every group."""

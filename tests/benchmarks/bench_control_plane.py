@@ -9,12 +9,7 @@ both sides where blocks fill. `bound` is what the same digests, insertions and a
 
 from __future__ import annotations
 
-import argparse
-import gc
-import hashlib
-import json
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -68,7 +63,9 @@ class Ours:
         self.finish(step, rows, sampled)
 
 
-def ours_decode(running: int, steps: int, groups: int, *, blocks: int = 400_000, prompt: int = 512) -> tuple[int, float]:
+def ours_decode(
+    running: int, steps: int, groups: int, *, blocks: int = 400_000, prompt: int = 512
+) -> tuple[int, float]:
     """`steps` steps of one token each."""
     rng, ours = random.Random(0), Ours(blocks, groups)
     rows = np.array([ours.begin(tokens(prompt, rng)) for _ in range(running)])

@@ -15,7 +15,7 @@ from kvcore.cli import main
 from kvcore.engine.llm import LLM
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import CapacityError, NotFiniteError, RequestError
-from kvcore.manage.step_plan import StepPlan
+from kvcore.manage.step import Step
 from kvcore.worker.messages import SampleAsk
 from kvcore.worker.sampler import Sampler
 
@@ -231,7 +231,7 @@ def test_a_request_that_can_never_go_on_ends_and_the_others_are_served(llm: LLM)
     request = llm.core.add_request("a", PROBE, SamplingParams(max_tokens=30, ignore_eos=True))
     llm.core.step()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepPlan, "try_add", lambda step, ask: 1)
+        patch.setattr(Step, "short", property(lambda step: 1))
         (ended,) = llm.core.step()
     assert (ended.request, ended.token) == (request, None)
     assert isinstance(request.error, CapacityError)

@@ -176,11 +176,11 @@ def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, fail_at: int = 0) -> list[S
 def test_tokens_that_penalties_count_are_sent_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = watch(llm, monkeypatch)
     ask(llm, PROMPT * 4, **PENALIZED, max_tokens=30)
-    asks = [a for output in sent for row in output.rows for a in row.samples]
-    assert [bool(a.prompt or a.output) for a in asks] == [True] + [False] * 29
+    assert [[bool(e.ask.prompt) for e in output.entries] for output in sent] == [[True]] + [[]] * 29
     assert max(len(output.to_bytes()) for output in sent[2:]) < 200
     ask(llm)
-    assert llm.core.executor.worker.runner._texts == {}  # dropped with the request
+    texts = llm.core.executor.worker.runner.texts._texts.values()
+    assert [text.tokens for text in texts] == [[]]  # the first request's went with it
 
 
 def test_samples_of_one_prompt_are_penalized_like_requests_of_their_own(llm: LLM) -> None:
@@ -221,10 +221,12 @@ def test_asks_survive_the_wire(llm: LLM) -> None:
     request = llm.core.add_request("x", PROMPT, sampling)
     output = llm.core.scheduler.schedule()
     assert output is not None
-    assert SchedulerOutput.from_bytes(output.to_bytes()) == output
-    request.told = False
-    assert output.rows[0].samples == request.sample_asks()
-    assert {7, 8} < set(output.rows[0].samples[0].banned)  # and the model's end of text
+    back = SchedulerOutput.from_bytes(output.to_bytes())
+    assert back.to_bytes() == output.to_bytes()
+    (entry,) = back.entries
+    assert entry.ask == request.sample_ask()
+    assert (entry.ask.prompt, entry.min_tokens, back.draws.tolist()) == (tuple(PROMPT), 4, [2])
+    assert {7, 8} < set(entry.ask.banned)  # and the model's end of text
     llm.core.scheduler.abandon(output)
 
 

@@ -18,7 +18,7 @@ from kvcore.engine.scheduler import Scheduler
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import RequestError
 from kvcore.manage.manager import KVCacheManager
-from kvcore.manage.step_plan import StepPlan
+from kvcore.manage.step import Step
 from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
@@ -63,7 +63,7 @@ class Bench:
         if output is None:
             return []
         assert output.num_tokens <= self.scheduler.max_num_batched_tokens
-        decode = [len(r.token_ids) == 1 and r.num_computed > 0 for r in output.rows]
+        decode = ((output.counts == 1) & (output.computed > 0)).tolist()
         assert decode == sorted(decode, reverse=True)
         produced = self.scheduler.update(output, self.worker.execute(output))
         self.manager.check_integrity()
@@ -147,10 +147,11 @@ def test_admission_looks_once_at_each_request():
         bench.add([i, *range(10)], 20)
     looks = []
     with pytest.MonkeyPatch.context() as patch:
-        look = StepPlan._look
-        patch.setattr(StepPlan, "_look", lambda step, ask: (looks.append(ask.request_id), look(step, ask))[1])
+        add, enter = Step.add, Step._enter
+        patch.setattr(Step, "add", lambda step, rows, counts: (looks.extend(rows), add(step, rows, counts))[1])
+        patch.setattr(Step, "_enter", lambda step, row, count: (looks.append(row), enter(step, row, count))[1])
         bench.step()
-    assert sorted(looks) == sorted(f"q{i}" for i in range(48))
+    assert sorted(looks) == sorted(r.row for r in bench.requests)
     bench.run()
     bench.check()
 

@@ -47,7 +47,7 @@ def test_each_death_is_told_once_and_only_deaths(seed, config_of):
             assert block in dead
             dead.remove(block)
         held = {b for r in running for g in (0, 1) for b in manager.table(r, g)[1]}
-        cached = {block for _, _, block in manager._cache.entries()}
+        cached = {block for _, _, block in manager._prefixes.cache.entries()}
         assert not dead & (held | cached)
         manager.commit(step.step, {name: [rng.randrange(2)]} if count == left else {})
         if rng.random() < 0.7:

@@ -100,7 +100,7 @@ def test_check_integrity_finds_planted_faults(manager_of):
         lambda m: row(m, 1).__setitem__(0, row(m, 0)[0]),
         lambda m: row(m, 0).__setitem__(0, row(m, 0)[1]),
         lambda m: m.requests.first.__setitem__((m.row("a"), 0), 9),
-        lambda m: m._cache._index[1].update({b"x": int(row(m, 0)[0])}),
+        lambda m: m._prefixes.cache._index[1].update({b"x": int(row(m, 0)[0])}),
         lambda m: m._pool.refs.__setitem__(row(m, 0)[0], 2),
     ]
     for fault in faults:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,27 +18,16 @@ from kvcore.registry.registry import Registry
 
 
 class Newest(EvictionPolicy):
-    """Most recently used first: the opposite of the core's own."""
+    """What becomes free first stays longest: the opposite of the core's own."""
 
     name = "newest"
 
-    def __init__(self, num_blocks: int) -> None:
-        self.blocks: list[int] = []
+    def __init__(self) -> None:
+        self.calls = 0
 
-    def add(self, block: int) -> None:
-        self.blocks.append(block)
-
-    def remove(self, block: int) -> None:
-        self.blocks.remove(block)
-
-    def pop(self) -> int:
-        return self.blocks.pop()
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __iter__(self) -> Iterator[int]:
-        return reversed(self.blocks)
+    def level(self, hits: Any, reach: Any) -> Any:
+        self.calls += 1
+        return hits * 0 + max(0, self.levels - self.calls)
 
 
 @pytest.fixture(scope="module")
@@ -83,4 +72,4 @@ def test_an_unknown_policy_is_a_typed_error(registry: Registry, tmp_path_factory
     with pytest.raises(ConfigError) as caught:
         first_prompt_hits("oldest", registry, tmp_path_factory)
     assert caught.value.field == "cache.eviction"
-    assert list(caught.value.allowed) == ["lru", "newest"]
+    assert list(caught.value.allowed) == ["cost", "lfu", "lru", "newest"]

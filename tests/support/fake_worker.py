@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvcore.plan.config import KVCacheConfig
 from kvcore.spec.retention import Retention
-from kvcore.worker.messages import SchedulerOutput, StepResult
+from kvcore.worker.messages import Entry, SchedulerOutput, StepResult
 
 VOCABULARY = 50
 
@@ -43,47 +45,54 @@ class FakeWorker:
         self.groups = config.kv_cache_groups
         # One store for all groups: under `slots` a block id is the same bytes whichever group owns it.
         self.blocks: dict[int, dict[int, tuple[int, int, int]]] = {}
-        self.rows: dict[tuple[str, int], tuple[int, list[int]]] = {}
+        self.tables: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        self.entries: dict[int, Entry] = {}
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         output = SchedulerOutput.from_bytes(output.to_bytes())
-        for request_id in output.finished:
+        for row in output.left.tolist():
+            self.entries.pop(row, None)
+        for entry in output.entries:
+            self.entries[entry.row] = entry
             for g in range(len(self.groups)):
-                self.rows.pop((request_id, g), None)
-        for row in output.rows:
-            for g, delta in enumerate(row.deltas):
-                first, ids = self.rows.get((row.request_id, g), (0, []))
-                ids = ids[delta.drop_front :][: delta.keep] + list(delta.ids)
-                self.rows[row.request_id, g] = (first + delta.drop_front, ids)
-        for _, source, target in output.copies:
+                self.tables[entry.row, g] = 0, []
+        at = 0
+        for row, group, drop, keep, count in zip(*(n.tolist() for n in output.deltas[:5]), strict=True):
+            first, ids = self.tables[row, group]
+            ids = ids[drop:][:keep] + output.deltas.ids[at : at + count].tolist()
+            self.tables[row, group] = first + drop, ids
+            at += count
+        for _, source, target in output.copies.tolist():
             self.blocks[target] = dict(self.blocks[source])
-        for row in output.rows:
-            for i, token in enumerate(row.token_ids):
-                self._write(row.request_id, row.num_computed + i, token)
-        results = []
-        for row in output.rows:
-            last = row.num_computed + len(row.token_ids) - 1
+        parts = list(zip(*(n.tolist() for n in (output.rows, output.counts, output.computed)), strict=True))
+        tokens = iter(output.token_ids.tolist())
+        for row, count, computed in parts:
+            for position in range(computed, computed + count):
+                self._write(row, position, next(tokens))
+        results: list[int] = []
+        for (row, count, computed), draws in zip(parts, output.draws.tolist(), strict=True):
+            last = computed + count - 1
             views = [
-                [(p, self._read(row.request_id, g, p)) for p in visible(group.spec.retention, last)]
+                [(p, self._read(row, g, p)) for p in visible(group.spec.retention, last)]
                 for g, group in enumerate(self.groups)
             ]
-            results.append(tuple(next_token(views, ask.seed) for ask in row.samples))
-        return StepResult(output.step, tuple(results))
+            results += [next_token(views, self.entries[row].ask.seed + i) for i in range(draws)]
+        return StepResult(output.step, np.array(results, np.int64))
 
-    def _slot(self, request_id: str, group: int, position: int) -> tuple[int, int]:
-        first, ids = self.rows[request_id, group]
+    def _slot(self, row: int, group: int, position: int) -> tuple[int, int]:
+        first, ids = self.tables[row, group]
         size = self.groups[group].block_size
         return ids[position // size - first], position % size
 
-    def _write(self, request_id: str, position: int, token: int) -> None:
+    def _write(self, row: int, position: int, token: int) -> None:
         for g, group in enumerate(self.groups):
-            first, _ = self.rows[request_id, g]
+            first, _ = self.tables[row, g]
             if position // group.block_size >= first:
-                block, offset = self._slot(request_id, g, position)
+                block, offset = self._slot(row, g, position)
                 self.blocks.setdefault(block, {})[offset] = (g, position, token)
 
-    def _read(self, request_id: str, group: int, position: int) -> int:
-        block, offset = self._slot(request_id, group, position)
+    def _read(self, row: int, group: int, position: int) -> int:
+        block, offset = self._slot(row, group, position)
         owner, stored, token = self.blocks[block][offset]
         if (owner, stored) != (group, position):
             raise AssertionError(f"slot of group {owner}, token {stored} read as {group}, {position}")

@@ -72,9 +72,10 @@ def nothing_leaks(llm: LLM) -> None:
     assert not (core.scheduler.running)
     assert not (core.scheduler._live)
     assert not llm._kept
-    held = set(runner._rows) - set(core.scheduler._dropped)  # rows are dropped with the next step
-    assert not held
-    assert len(runner._rows) + len(runner._free_rows) == LIMITS["max_num_seqs"]
+    rows = set((runner._places >= 0).nonzero()[0].tolist())
+    assert rows <= set(core.scheduler._dropped)  # rows are dropped with the next step
+    assert set(runner.texts._texts) <= rows
+    assert len(rows) + len(runner._free_rows) == LIMITS["max_num_seqs"]
 
 
 def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseException) -> None:
@@ -85,14 +86,14 @@ def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseEx
     places: dict[str, tuple[object, str]] = {
         "lookup": (core.manager, "lookup"),
         "allocate": (core.manager, "allocate"),
-        "evict": (core.manager._pool, "_evict"),
+        "evict": (core.manager._pool, "_on_evict"),
         "rows": (core.scheduler, "_count_admission"),
-        "tables": (runner.tables, "apply"),
+        "tables": (runner.tables, "apply_step"),
         "model": (runner.model, "forward"),
         "sample": (runner, "sample"),
-        "append": (core.scheduler, "_reason_to_end"),
+        "append": (core.scheduler, "_take_in"),
         "fork": (core.manager, "fork"),
-        "commit": (core.manager, "_register"),
+        "commit": (core.manager._prefixes, "register"),
         "sink": (runner, "logits_sink"),
         "observers": (core.registry, "step_finished"),
     }

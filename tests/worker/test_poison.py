@@ -73,10 +73,10 @@ def test_outputs_are_the_same_with_poison(model: str, blocks: int, prefix_cachin
 
 def test_what_is_freed_without_being_cached_is_nan_at_the_next_step(where: Path) -> None:
     llm = make_llm(tiny_model("llama", where), sanitize=True, prefix_caching=False, **LIMITS)
-    llm.core.add_request("gone", [5] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
+    gone = llm.core.add_request("gone", [5] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
     llm.core.step()
     llm.core.step()
-    _, ids = llm.core.manager.table("gone", 0)
+    _, ids = llm.core.manager.table(gone.row, 0)
     assert torch.isfinite(values(llm, ids[0])).all()
     while llm.core.has_unfinished:
         llm.core.step()
@@ -89,9 +89,9 @@ def test_what_is_freed_without_being_cached_is_nan_at_the_next_step(where: Path)
 def test_what_can_be_hit_is_kept_until_it_is_evicted(where: Path) -> None:
     llm = make_llm(tiny_model("llama", where), sanitize=True, **LIMITS)
     prompt = [5, 6, 7, 8] * 10  # two full blocks and a half
-    llm.core.add_request("gone", prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+    gone = llm.core.add_request("gone", prompt, SamplingParams(max_tokens=2, ignore_eos=True))
     llm.core.step()
-    _, ids = llm.core.manager.table("gone", 0)
+    _, ids = llm.core.manager.table(gone.row, 0)
     while llm.core.has_unfinished:
         llm.core.step()
     serve(llm, [[9] * 3], 1)
@@ -114,15 +114,15 @@ def test_reading_dead_content_shows(sanitize: bool, where: Path) -> None:
     runner = llm.core.executor.worker.runner
     runner.logits_sink = lambda name, first, rows: logits.append(rows)
     add = llm.core.add_request
-    add("gone", [5] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
-    add("mine", [11] * 40, SamplingParams(max_tokens=8, ignore_eos=True), keep_logits=True)
+    gone = add("gone", [5] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
+    mine = add("mine", [11] * 40, SamplingParams(max_tokens=8, ignore_eos=True), keep_logits=True)
     for _ in range(2):
         llm.core.step()
-    _, ids = llm.core.manager.table("gone", 0)
+    _, ids = llm.core.manager.table(gone.row, 0)
     while "gone" in llm.core.scheduler.requests:
         llm.core.step()
     assert all(torch.isfinite(rows).all() for rows in logits)
-    runner.tables.groups[0].rows_SN[runner._rows["mine"], 0] = ids[0]
+    runner.tables.groups[0].rows_SN[runner._places[mine.row], 0] = ids[0]
     llm.core.step()
     assert bool(torch.isnan(logits[-1]).all()) is sanitize, "without poison the fault stays silent"
 

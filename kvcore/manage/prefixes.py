@@ -1,0 +1,137 @@
+"""`Prefixes`: which prefixes of requests can be found again, and how they get there and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvcore.manage.block_hash import BlockHasher, Chain, Extra
+from kvcore.manage.block_pool import BlockPool
+from kvcore.manage.events import Cleared, EventLog, Removed, Stored
+from kvcore.manage.group_rule import hash_block_size
+from kvcore.manage.prefix_cache import Hit, PrefixCache
+from kvcore.manage.ragged import Ints
+from kvcore.manage.requests import Requests
+
+
+class Prefixes:
+    """Digests of requests, the index of blocks by digest, and the events of its changes.
+
+    Args:
+        requests: The requests.
+        num_blocks: Block ids, the null block included.
+        hash_name: See `BlockHasher`.
+        namespace: See `BlockHasher`.
+        events: Where changes are told.
+        enabled: Whether anything is cached at all.
+
+    Attributes:
+        cache: The index.
+        epoch: How often it was reset.
+    """
+
+    def __init__(
+        self, requests: Requests, num_blocks: int, *, hash_name: str, namespace: bytes, events: EventLog, enabled: bool
+    ) -> None:
+        self.enabled = enabled
+        self.epoch = 0
+        self.cache = PrefixCache(requests.rules, num_blocks)
+        self._requests, self._events = requests, events
+        self._hasher = BlockHasher(hash_block_size(requests.rules), name=hash_name, namespace=namespace)
+        self._version = 0  # of the index
+        self._hits: dict[int, tuple[int, Hit]] = {}  # the last search by row, and the version that it holds for
+
+    def chain(self, salt: str, extras: Sequence[Extra]) -> Chain:
+        """The digests of a request that begins."""
+        return self._hasher.chain(salt, extras)
+
+    def find(self, row: int) -> Hit:
+        """The longest prefix that the cache holds now for a request that is not admitted."""
+        memo = self._hits.get(row)
+        if memo is not None and memo[0] == self._version:
+            return memo[1]
+        # The last token must be computed, for its logits.
+        limit = int(self._requests.known[row]) - 1 if self.enabled else 0
+        digests = self._requests.chain(row).digests
+        if limit // self._hasher.block_size > len(digests):
+            self._hash(np.array([row]), np.array([limit]))
+        hit = self.cache.find(digests, limit)
+        self._hits[row] = self._version, hit
+        return hit
+
+    def forget(self, row: int) -> None:
+        """A request enters or ends: its search is of no use any more."""
+        self._hits.pop(row, None)
+
+    def known(self, row: int) -> Ints:
+        """The blocks by which others could find what this request has offered."""
+        r = self._requests
+        return self.cache.known(r.chain(row).digests, r.offered[row].tolist())
+
+    def register(self, rows: Ints, pool: BlockPool) -> None:
+        """Offer the blocks that are full and committed to the prefix cache; the first of equals stays."""
+        r = self._requests
+        offered = r.offered.take(rows, axis=0)
+        counts = np.where(r.stores, r.committed[rows][:, None] // r.sizes - offered, 0)
+        np.maximum(counts, 0, out=counts)
+        self._hash(rows, r.committed[rows])
+        r.offered[rows] = offered + counts
+        held = r.held(rows)
+        for group in range(r.groups):
+            first, count = offered[:, group], counts[:, group]
+            blocks = r.blocks.gather(rows * r.groups + group, first - held[:, group], count)
+            digests = self._digests(rows, group, first, count)
+            stored = self.cache.insert(group, digests, blocks.tolist())
+            if len(stored):
+                pool.set_cached(stored)
+                self._version += 1
+                if self._events.enabled:
+                    self._tell_stored(rows, group, first, count, set(stored.tolist()))
+
+    def _digests(self, rows: Ints, group: int, first: Ints, count: Ints) -> list[bytes]:
+        """Of these requests' blocks ``first .. first + count - 1`` in a group."""
+        chains, span = self._requests.chains, self.cache.spans[group]
+        begin, end = ((first + 1) * span - 1).tolist(), ((first + count) * span).tolist()
+        return [
+            digest
+            for row, i, j in zip(rows.tolist(), begin, end, strict=True)
+            for digest in chains[row].digests[i:j:span]  # type: ignore[union-attr]
+        ]
+
+    def _tell_stored(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
+        r, span = self._requests, self.cache.spans[group]
+        size = r.rules[group].block_size
+        held = r.held(rows)[:, group].tolist()
+        for i, (row, begin, number) in enumerate(zip(rows.tolist(), first.tolist(), count.tolist(), strict=True)):
+            digests, tokens = r.chain(row).digests, r.tokens.view(row)
+            blocks = r.blocks.view(row * r.groups + group)
+            for b in range(begin, begin + number):
+                block = int(blocks[b - held[i]])
+                if block in stored:
+                    parent = digests[b * span - 1] if b else None
+                    own = tuple(tokens[b * size : (b + 1) * size].tolist())
+                    self._events.add(Stored(group, digests[(b + 1) * span - 1], block, parent, own))
+
+    def _hash(self, rows: Ints, tokens: Ints) -> None:
+        """Extend the chains of these requests over the whole runs of their first tokens."""
+        r, run = self._requests, self._hasher.block_size
+        done, runs = r.hashed[rows], tokens // run
+        counts = np.maximum(runs - done, 0)
+        data = r.tokens.gather(rows, done * run, counts * run).tobytes()
+        self._hasher.extend([r.chains[row] for row in rows.tolist()], counts.tolist(), data)
+        r.hashed[rows] = done + counts
+
+    def remove(self, blocks: Ints) -> None:
+        """These blocks serve other content from now on."""
+        for block, (group, digest) in zip(blocks.tolist(), self.cache.remove(blocks.tolist()), strict=True):
+            if self._events.enabled:
+                self._events.add(Removed(group, digest, block))
+        self._version += len(blocks)
+
+    def reset(self) -> Ints:
+        """Forget everything; returns the blocks that were known."""
+        self.epoch += 1
+        self._version += 1
+        self._events.add(Cleared())
+        return self.cache.clear()
