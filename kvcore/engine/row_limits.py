@@ -51,5 +51,5 @@ class RowLimits:
         self._longest[row] = min(prompt + request.sampling.max_tokens, max_model_len)
 
     def ends(self, rows: Ints, tokens: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-        """Of requests with so many tokens, these the last: bool [n] which are full, which end by one that is watched."""
+        """Of requests with so many tokens, these the last: which are full, and which got a watched one."""
         return lengths >= self._longest[rows], self._endings.take(tokens, mode="clip")

@@ -10,33 +10,21 @@ A waiting request whose next block is just being computed by another one waits a
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-from kvcore.engine.request import FinishReason, Request, RequestStatus, not_finite
-from kvcore.engine.row_limits import RowLimits
+from kvcore.engine.request import Request, RequestStatus, not_finite
+from kvcore.engine.roster import Roster
 from kvcore.engine.writers import Writers
-from kvcore.errors import CapacityError, IntegrityError, KVCoreError, NotFiniteError, RequestError
+from kvcore.errors import CapacityError, IntegrityError
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.ragged import Ints
 from kvcore.manage.step import Step, StepAllocation
 from kvcore.worker.messages import Entry, SchedulerOutput, StepResult
 
 
-@dataclass
-class SchedulerStats:
-    """Counts since the start."""
-
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-
-
-class Scheduler:
+class Scheduler(Roster):
     """Decides what runs, and keeps the requests.
 
     Args:
@@ -47,10 +35,6 @@ class Scheduler:
         eos_token_ids: Ids that end a sequence.
         salt: Isolates prefixes, see `KVCacheManager.begin`.
         hit_unit: Prefix hits are multiples of this many tokens; 0 without prefix caching.
-
-    Attributes:
-        requests: The samples of each prompt that are being served, by the caller's name for it.
-        waiting, running: The same requests, in order of arrival; a preempted one goes back to its place.
     """
 
     def __init__(
@@ -64,95 +48,10 @@ class Scheduler:
         salt: str = "",
         hit_unit: int = 0,
     ) -> None:
-        self.manager = manager
-        self.max_model_len = max_model_len
+        super().__init__(manager, max_model_len=max_model_len, eos_token_ids=eos_token_ids, salt=salt)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.salt = salt
         self.hit_unit = hit_unit
-        self.requests: dict[str, list[Request]] = {}
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.stats = SchedulerStats()
-        self._live: dict[str, Request] = {}  # by key
-        self._by_row: list[Request | None] = []
-        self._rows: Ints | None = None  # of `running`, in its order; None when that has changed
-        self._limits = RowLimits()
-        self._entering: list[Request] = []  # the worker has no row of them yet
-        self._dropped: list[int] = []
-        self._ended: list[Request] = []  # without a token, since the last `update`
-
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-        if request.request_id in self.requests:
-            raise RequestError("a request of this id is being served", field="request_id", got=request.request_id)
-        texts = frozenset() if request.sampling.ignore_eos else self.eos_token_ids | request.eos_token_ids
-        request.end_ids = texts | set(request.sampling.stop_token_ids)
-        self._limits.watch(request.end_ids)
-        self._queue(request)
-        self._enter(request)
-
-    def _enter(self, request: Request) -> None:
-        self._live[request.key] = request
-        self.requests.setdefault(request.request_id, []).append(request)
-
-    def _queue(self, request: Request) -> None:
-        # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
-        salt = f"{self.salt}\0{request.key}" if request.keep_logits else self.salt
-        request.follow(self.manager.begin(request.tokens, salt=salt, name=request.title), self.manager.requests.tokens)
-        request.status = RequestStatus.WAITING
-        self._seat(request)
-        insort(self.waiting, request, key=lambda r: r.arrival)
-
-    def _seat(self, request: Request) -> None:
-        row = request.row
-        if row >= len(self._by_row):
-            self._by_row += [None] * (row + 1)
-            self._limits.widen(len(self._by_row))
-        self._by_row[row] = request
-        self._limits.set(request, self.max_model_len)
-
-    def _run(self, request: Request) -> None:
-        insort(self.running, request, key=lambda r: r.arrival)
-        request.status = RequestStatus.RUNNING
-        self._entering.append(request)
-        self._rows = None
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether anything is left to do."""
-        return bool(self.waiting or self.running)
-
-    def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End all samples of a prompt now, whatever their state; a name that is not served is passed over."""
-        for request in list(self.requests.get(request_id, ())):
-            self.end(request, reason)
-
-    def end(self, request: Request, reason: FinishReason, error: KVCoreError | None = None) -> None:
-        """End one request now, if it has not ended; its blocks are freed, its output kept by the caller."""
-        if self._live.pop(request.key, None) is None:
-            return
-        family = self.requests[request.request_id]
-        family.remove(request)
-        if not family:
-            del self.requests[request.request_id]
-        self._rows = None
-        for queue in (self.running, self.waiting):
-            if request in queue:
-                queue.remove(request)
-        # What is not finite is wrong for everybody: nobody may find it again by its prefix.
-        self._release(request, forget=isinstance(error, NotFiniteError))
-        request.status, request.finish_reason, request.error = RequestStatus.FINISHED, reason, error
-
-    def _release(self, request: Request, *, forget: bool = False) -> None:
-        row = request.row
-        request.stand_alone()
-        self.manager.free([row], forget=forget)
-        self._by_row[row] = None
-        self._dropped.append(row)
-        if request in self._entering:
-            self._entering.remove(request)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when there is nothing to run.
@@ -194,19 +93,25 @@ class Scheduler:
         entries = tuple(self._entry(request) for request in self._entering)
         left, self._dropped, self._entering = np.array(self._dropped, np.int32), [], []
         positions = lengths - self._limits.prompts[rows]
-        integers = (n.astype(np.int32) for n in (rows, counts, computed, draws, positions, tokens))
+        per_row = np.stack((rows, counts, computed, draws, positions)).astype(np.int32)
         return SchedulerOutput(
-            given.step, *integers, given.deltas, left, entries, given.copies, given.new_blocks, given.dead
+            given.step,
+            rows=per_row[0],
+            counts=per_row[1],
+            computed=per_row[2],
+            draws=per_row[3],
+            positions=per_row[4],
+            token_ids=tokens.astype(np.int32),
+            deltas=given.deltas,
+            left=left,
+            entries=entries,
+            copies=given.copies,
+            new_blocks=given.new_blocks,
+            dead=given.dead,
         )
 
     def _entry(self, request: Request) -> Entry:
         return Entry(request.row, request.key, request.sample_ask(), request.sampling.min_tokens, request.keep_logits)
-
-    def _request(self, row: int) -> Request:
-        found = self._by_row[row]
-        if found is None:
-            raise IntegrityError("a step has a row of no request", field="row", got=row)
-        return found
 
     def _count_admission(self, request: Request, hit: int) -> None:
         if request.num_cached_tokens is None:
@@ -214,17 +119,12 @@ class Scheduler:
             self.stats.prompt_tokens += len(request.prompt_ids)
             self.stats.cached_tokens += request.num_cached_tokens
 
-    def _running_rows(self) -> Ints:
-        if self._rows is None:
-            self._rows = np.array([request.row for request in self.running], np.int64)
-        return self._rows
-
     def _ask_for_running(self) -> tuple[Step, Ints, Ints, bool]:
         """A step with the running requests, oldest first; preempts the youngest until they fit."""
         preempted = False
         known = self.manager.requests
         while True:
-            step, rows = self.manager.begin_step(), self._running_rows()
+            step, rows = self.manager.begin_step(), self.running_rows()
             counts = known.known[rows] - known.computed[rows]
             ends = counts.cumsum()
             if len(rows) and ends[-1] > self.max_num_batched_tokens:
@@ -249,13 +149,6 @@ class Scheduler:
                 continue
             self._preempt(self.running[-1])
             preempted = True
-
-    def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
-        self._rows = None
-        self._release(request)
-        self._queue(request)
-        self.stats.preemptions += 1
 
     def _admit(self, step: Step, rows: Ints, counts: Ints) -> int:
         """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
@@ -316,48 +209,59 @@ class Scheduler:
         Requests that ended by length, EOS or numbers that are not finite are finished here, the last with no
         token; stop strings are the caller's. When it raises, `abandon` the step.
         """
-        r = self.manager.requests
-        rows, draws, ends = output.rows.astype(np.int64), output.draws, output.computed + output.counts
-        if len(result.tokens) != int(draws.sum()):
+        known = self.manager.requests.known
+        rows, draws = output.rows.astype(np.int64), output.draws
+        if len(result.tokens) != draws.sum():
             raise IntegrityError(
                 "a worker drew another number of tokens than it was asked for",
                 field="tokens",
                 got=len(result.tokens),
                 allowed=int(draws.sum()),
             )
-        first = draws.cumsum() - draws
         wrong = {bad.row: bad.where for bad in result.not_finite}
         members = self.manager.members(output.step)
         # Some may have ended while the step was running.
         alive = np.isin(rows, members) if len(members) < len(rows) else np.ones(len(rows), np.bool_)
-        apart = alive & ((draws > 1) | (self._limits.forced[rows] & (ends == r.known[rows])))
+        forced = self._limits.forced[rows] & (output.computed + output.counts == known[rows])
+        apart = alive & ((draws > 1) | forced)
         apart[list(wrong)] = alive[list(wrong)]
         plain = (alive & ~apart & (draws == 1)).nonzero()[0]
-        produced = [
-            (i, self._request(row), token)
-            for i, row, token in zip(
-                plain.tolist(), rows[plain].tolist(), result.tokens[first[plain]].tolist(), strict=True
-            )
-        ]
-        for i in apart.nonzero()[0].tolist():
-            request = self._request(int(rows[i]))
-            if i in wrong:
-                self.end(request, "error", not_finite(request, wrong[i]))
-                produced.append((i, request, None))
-            elif request.forced is not None:
-                produced.append((i, request, self._next_forced(request)))
-            else:
+        first = draws.cumsum() - draws
+        new_rows, new_tokens = rows[plain], result.tokens[first[plain]]
+        produced: list[tuple[Request, int | None]]
+        produced = list(zip(map(self._request, new_rows.tolist()), new_tokens.tolist(), strict=True))
+        if np.count_nonzero(apart) or result.logprobs:
+            places = plain.tolist()
+            for i in apart.nonzero()[0].tolist():
                 drawn = result.tokens[first[i] : first[i] + draws[i]].tolist()
-                family = [request, *self._fork(request)]
-                produced += [(i, member, token) for member, token in zip(family, drawn, strict=True)]
-        if len(produced) > len(plain):
-            produced.sort(key=lambda entry: entry[0])
-        for i, logprobs in result.logprobs.items():
-            members = [request for at, request, token in produced if at == i and token is not None]
-            for member, told in zip(members, logprobs, strict=False):
-                member.logprobs.append(told)
-        self._take_in(output.step, [(request, token) for _, request, token in produced])
-        return [(request, token) for _, request, token in produced]
+                more = self._grow_apart(self._request(int(rows[i])), drawn, wrong.get(i))
+                produced += more
+                places += [i] * len(more)
+                found = [(request.row, token) for request, token in more if token is not None]
+                new_rows = np.append(new_rows, [row for row, _ in found]).astype(np.int64)
+                new_tokens = np.append(new_tokens, [token for _, token in found]).astype(np.int64)
+            order = sorted(range(len(places)), key=places.__getitem__)
+            self._tell_logprobs(result, places, produced)
+            produced = [produced[i] for i in order]
+        self._take_in(output.step, new_rows, new_tokens)
+        return produced
+
+    def _grow_apart(self, request: Request, drawn: list[int], wrong: str | None) -> list[tuple[Request, int | None]]:
+        """The new tokens of a request that goes wrong, is told its tokens, or parts into its samples."""
+        if wrong is not None:
+            self.end(request, "error", not_finite(request, wrong))
+            return [(request, None)]
+        if request.forced is not None:
+            return [(request, self._next_forced(request))]
+        return list(zip([request, *self._fork(request)], drawn, strict=True))
+
+    @staticmethod
+    def _tell_logprobs(result: StepResult, places: list[int], produced: list[tuple[Request, int | None]]) -> None:
+        for place, (request, token) in zip(places, produced, strict=True):
+            if token is not None and place in result.logprobs:
+                request.logprobs.append(
+                    result.logprobs[place][request.sample if len(result.logprobs[place]) > 1 else 0]
+                )
 
     def _next_forced(self, request: Request) -> int | None:
         forced = request.forced or ()
@@ -367,33 +271,13 @@ class Scheduler:
         self.end(request, "length")
         return None
 
-    def _take_in(self, step: int, produced: list[tuple[Request, int | None]]) -> None:
+    def _take_in(self, step: int, rows: Ints, tokens: Ints) -> None:
         """Commit and retire a step with its new tokens, and end the requests that these end."""
-        pairs = [(request, token) for request, token in produced if token is not None]
-        rows = np.array([request.row for request, _ in pairs], np.int64)
-        tokens = np.array([token for _, token in pairs], np.int64)
         self.manager.commit(step, rows, tokens)
         self.manager.retire(step)
-        self.stats.output_tokens += len(pairs)
+        self.stats.output_tokens += len(rows)
         full, watched = self._limits.ends(rows, tokens, self.manager.requests.known[rows])
         for i in (full | watched).nonzero()[0].tolist():
-            request, token = pairs[i]
+            request, token = self._request(int(rows[i])), int(tokens[i])
             if request.forced is None and (token in request.end_ids or full[i]):
                 self.end(request, "stop" if token in request.end_ids else "length")
-
-    def take_ended(self) -> list[Request]:
-        """The requests that `schedule` has ended since the last call, because they can never go on."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _fork(self, request: Request) -> list[Request]:
-        """One prefill becomes n sequences that share its blocks; each goes on from a token of its own."""
-        children = request.fork()
-        self._limits.set(request, self.max_model_len)
-        rows = self.manager.fork(request.row, [c.title for c in children])
-        for child, row in zip(children, rows, strict=True):
-            child.follow(row, self.manager.requests.tokens)
-            self._seat(child)
-            self._enter(child)
-            self._run(child)
-        return children

@@ -80,7 +80,7 @@ class BlockPool:
     @property
     def num_reusable(self) -> int:
         """Free blocks whose content can still be hit."""
-        return len(self._policy)
+        return len(self._victims)
 
     @property
     def num_pending(self) -> int:
@@ -143,7 +143,7 @@ class BlockPool:
         idle = blocks[self.refs[blocks] == 0]
         if len(idle):
             pending = self._place[idle] < NOWHERE
-            self._num_pending -= np.count_nonzero(pending)
+            self._num_pending -= int(np.count_nonzero(pending))
             self._place[idle[pending]] = NOWHERE
             free = idle[~pending]
             cached = self._cached[free]

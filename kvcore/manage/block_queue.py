@@ -83,7 +83,8 @@ class BlockQueue:
         return np.arange(start * QUEUES + self._tag, end * QUEUES + self._tag, QUEUES, dtype=np.int32)
 
     def _live(self, start: int, end: int) -> Ints:
-        return self._place[self._buffer[start:end]] == self._places(start, end)
+        live: Ints = self._place[self._buffer[start:end]] == self._places(start, end)
+        return live
 
     def _pack(self, more: int) -> None:
         """Move what is in the queue to the front of a buffer with room for `more`."""

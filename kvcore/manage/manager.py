@@ -201,9 +201,10 @@ class KVCacheManager:
         r = self.requests
         self._explainer.admitted(row, hit.tokens)
         for group, (first, blocks) in enumerate(zip(hit.first_blocks, hit.blocks, strict=True)):
-            found = np.array(blocks, np.int64)
-            self._pool.share(found)
-            r.blocks.assign(row * r.groups + group, found)
+            if blocks:
+                found = np.array(blocks, np.int64)
+                self._pool.share(found)
+                r.blocks.assign(row * r.groups + group, found)
             r.first[row, group] = first
             r.end[row, group] = r.offered[row, group] = first + len(blocks)
         r.epoch[row] = self._prefixes.epoch

@@ -55,7 +55,7 @@ class Prefixes:
         limit = int(self._requests.known[row]) - 1 if self.enabled else 0
         digests = self._requests.chain(row).digests
         if limit // self._hasher.block_size > len(digests):
-            self._hash(np.array([row]), np.array([limit]))
+            self._hash_one(row, limit)
         hit = self.cache.find(digests, limit)
         self._hits[row] = self._version, hit
         return hit
@@ -93,11 +93,8 @@ class Prefixes:
         """Of these requests' blocks ``first .. first + count - 1`` in a group."""
         chains, span = self._requests.chains, self.cache.spans[group]
         begin, end = ((first + 1) * span - 1).tolist(), ((first + count) * span).tolist()
-        return [
-            digest
-            for row, i, j in zip(rows.tolist(), begin, end, strict=True)
-            for digest in chains[row].digests[i:j:span]  # type: ignore[union-attr]
-        ]
+        found = zip((chains[row] for row in rows.tolist()), begin, end, strict=True)
+        return [digest for chain, i, j in found if chain is not None for digest in chain.digests[i:j:span]]
 
     def _tell_stored(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
         r, span = self._requests, self.cache.spans[group]
@@ -113,13 +110,20 @@ class Prefixes:
                     own = tuple(tokens[b * size : (b + 1) * size].tolist())
                     self._events.add(Stored(group, digests[(b + 1) * span - 1], block, parent, own))
 
+    def _hash_one(self, row: int, tokens: int) -> None:
+        """As `_hash`, of one request: without the cost of arrays."""
+        r, run = self._requests, self._hasher.block_size
+        done, runs = int(r.hashed[row]), tokens // run
+        self._hasher.extend([r.chain(row)], [runs - done], r.tokens.view(row)[done * run : runs * run].tobytes())
+        r.hashed[row] = runs
+
     def _hash(self, rows: Ints, tokens: Ints) -> None:
         """Extend the chains of these requests over the whole runs of their first tokens."""
         r, run = self._requests, self._hasher.block_size
         done, runs = r.hashed[rows], tokens // run
         counts = np.maximum(runs - done, 0)
         data = r.tokens.gather(rows, done * run, counts * run).tobytes()
-        self._hasher.extend([r.chains[row] for row in rows.tolist()], counts.tolist(), data)
+        self._hasher.extend([r.chain(row) for row in rows.tolist()], counts.tolist(), data)
         r.hashed[rows] = done + counts
 
     def remove(self, blocks: Ints) -> None:

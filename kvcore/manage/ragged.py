@@ -81,11 +81,17 @@ class Ragged:
 
     def assign(self, row: int, values: Ints) -> None:
         """Make these the entries of a row that is empty."""
-        self.extend(np.array([row]), np.array([len(values)]), values)
+        count = len(values)
+        if count > self._room[row]:
+            self._move(np.array([row]), np.array([count]))
+        start = int(self.start[row])
+        self.data[start : start + count] = values
+        self.size[row] = count
 
     def gather(self, rows: Ints, offsets: Ints, counts: Ints) -> Ints:
         """For each row the ``counts[i]`` entries from index ``offsets[i]`` on, one after the other."""
-        return self.data[spans(self.start[rows] + offsets, counts)]
+        found: Ints = self.data[spans(self.start[rows] + offsets, counts)]
+        return found
 
     def drop_front(self, rows: Ints, counts: Ints) -> Ints:
         """Take the first ``counts[i]`` entries out of each row; returns them, of each row the last first."""
@@ -95,7 +101,8 @@ class Ragged:
         gone = np.repeat(start + ends - 1, counts) - np.arange(ends[-1] if len(ends) else 0)
         self.start[rows] = start + counts
         self.size[rows] -= counts
-        return self.data[gone]
+        dropped: Ints = self.data[gone]
+        return dropped
 
     def clear(self, rows: Ints) -> None:
         """Empty rows and give their segments away."""

@@ -69,7 +69,7 @@ class StepAllocation:
 
 
 _NONE: Ints = np.zeros(0, np.int32)
-_NO_CHANGE = TableDeltas(*[_NONE] * 6), _NONE.reshape(0, 3), _NONE.reshape(0, 2)
+_NO_CHANGE = TableDeltas(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE), _NONE.reshape(0, 3), _NONE.reshape(0, 2)
 
 
 class Look(NamedTuple):
@@ -218,7 +218,9 @@ class Step:
         return Entry(row, hit, end, limit, need), revived - self._revived
 
     def _keep(self, entry: Entry, revived: set[int]) -> None:
-        self._ask(np.array([entry.row]))
+        self._widen()
+        self._asked[entry.row] = True
+        self._size += 1
         self._parts.append(entry)
         self.entries.append(entry)
         self.new_blocks += sum(entry.need)
@@ -231,10 +233,13 @@ class Step:
         self._asked[row] = False
         self._size -= 1
 
-    def _ask(self, rows: Ints) -> None:
-        if len(self._asked) < len(self._requests.limit):  # some have begun since
-            more = len(self._requests.limit) - len(self._asked)
+    def _widen(self) -> None:
+        more = len(self._requests.limit) - len(self._asked)
+        if more:  # some have begun since
             self._asked = np.concatenate((self._asked, np.zeros(more, np.bool_)))
+
+    def _ask(self, rows: Ints) -> None:
+        self._widen()
         again = np.count_nonzero(self._asked[rows])
         if not again:
             self._asked[rows] = True
@@ -348,8 +353,9 @@ class Step:
         drops, keeps, new = (first - before).ravel(), (sent_from - first).ravel(), (end - sent_from).ravel()
         told = ((drops > 0) | (new > 0)).nonzero()[0]
         sent = r.blocks.gather(flat[told], (sent_from - held).ravel()[told], new[told])
-        numbers = (rows.repeat(r.groups)[told], groups[told], drops[told], keeps[told], new[told])
-        return TableDeltas(*(n.astype(np.int32) for n in numbers), sent), copies, new_blocks
+        numbers = np.stack((rows.repeat(r.groups), groups, drops, keeps, new))[:, told].astype(np.int32)
+        deltas = TableDeltas(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], sent)
+        return deltas, copies, new_blocks
 
     def whole(self) -> Part:
         """All its requests, in the order in which they were added."""
@@ -364,7 +370,7 @@ class Step:
                 entries = []
             if part is not None:
                 parts.append(part)
-        return parts[0] if len(parts) == 1 else _join(parts, self._requests.groups)
+        return parts[0] if len(parts) == 1 else _join(parts)
 
 
 def _as_part(entries: Sequence[Entry]) -> Part:
@@ -373,15 +379,16 @@ def _as_part(entries: Sequence[Entry]) -> Part:
     return Part(rows, starts, ends, limits, Look(rows, starts, ends, np.array([e.need for e in entries], np.int64), ()))
 
 
-def _join(parts: Sequence[Part], groups: int) -> Part:
-    empty = np.zeros(0, np.int64)
-    numbers = [np.concatenate((empty, *(part[i] for part in parts))) for i in range(4)]
+def _join(parts: Sequence[Part]) -> Part:
+    numbers = [np.zeros((4, 0), np.int64), *(np.stack((p.rows, p.starts, p.ends, p.limits)) for p in parts)]
+    rows, starts, ends, limits = np.concatenate(numbers, axis=1)
     looks = [part.look for part in parts if part.look is not None]
     if not looks:
-        return Part(*numbers, None)
+        return Part(rows, starts, ends, limits, None)
     copies, before = [], 0
     for look in looks:
         copies += [(i + before, group) for i, group in look.copies]
         before += len(look.rows)
-    flat = (np.concatenate([look[i] for look in looks]) for i in range(4))
-    return Part(*numbers, Look(*flat, tuple(copies)))  # type: ignore[call-arg]
+    look_rows, look_starts, look_ends = np.concatenate([np.stack((x.rows, x.starts, x.ends)) for x in looks], axis=1)
+    need = np.concatenate([look.need for look in looks])
+    return Part(rows, starts, ends, limits, Look(look_rows, look_starts, look_ends, need, tuple(copies)))

@@ -238,8 +238,8 @@ class BlockTables:
                 "no such KV group in the block tables", field="group", got=group, allowed=f"0 to {len(self.groups) - 1}"
             )
         ids = np.asarray(delta.ids, dtype=np.int64)
-        numbers = (row, delta.drop_front, delta.keep, len(ids))
-        self.groups[group].apply(*(np.array([n], np.int64) for n in numbers), ids)
+        rows, drops, keeps, counts = np.array([[row], [delta.drop_front], [delta.keep], [len(ids)]], np.int64)
+        self.groups[group].apply(rows, drops, keeps, counts, ids)
 
     def apply_step(self, rows: Ints, deltas: StepDeltas) -> None:
         """Apply the deltas of a step, as the manager made them.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
 
 from kvcore.plan.config import KVCacheConfig
 from kvcore.replay.tokens import TokenSource
@@ -32,5 +35,5 @@ class InstantExecutor(Executor):
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """One new token for each sample that is asked for."""
-        unique = self._tokens.unique
-        return StepResult(output.step, tuple(tuple(next(unique) for _ in row.samples) for row in output.rows))
+        count = int(output.draws.sum())
+        return StepResult(output.step, np.fromiter(islice(self._tokens.unique, count), np.int64, count))

@@ -101,9 +101,8 @@ class Series:
 
     def _waste(self, used: int) -> float:
         """Only the last block of a row has slots without a token: a request of n tokens leaves -n mod P in it."""
-        unwritten = sum(
-            -request.num_computed % size / size for request in self._scheduler.running for size in self._block_sizes
-        )
+        computed = self._scheduler.manager.requests.computed[self._scheduler.running_rows()]
+        unwritten = sum(float((-computed % size).sum()) / size for size in self._block_sizes)
         return unwritten / used if used else 0.0
 
     def write_csv(self, path: Path) -> None:

@@ -122,13 +122,11 @@ class SchedulerOutput(NamedTuple):
     def to_bytes(self) -> bytes:
         """This message as msgpack; arrays travel as their bytes, little endian."""
         parts: list[Any] = []
-        for name, value in zip(self._fields, self, strict=True):
-            if name == "deltas":
+        for value in self:
+            if isinstance(value, TableDeltas):
                 parts.append([_as_bytes(array) for array in value])
-            elif isinstance(value, np.ndarray):
-                parts.append(_as_bytes(value))
             else:
-                parts.append(value)
+                parts.append(_as_bytes(value) if isinstance(value, np.ndarray) else value)
         packed: bytes = msgpack.packb(parts)
         return packed
 

@@ -1,116 +1,370 @@
 """The manager's calls beside those of vLLM's own `KVCacheManager`: CPU time, medians of interleaved rounds.
 
-python tests/benchmarks/bench_control_plane.py [--vllm FOLDER] [--rounds N] [--json FILE] [--only WORD]
+python tests/benchmarks/bench_control_plane.py [--vllm FOLDER] [--rounds N] [--only WORD] [--growth]
 
-FOLDER holds the source of vLLM 0.33 (no GPU and no compiled code is needed); without it only ours is measured. Block
-size 16, prefix caching on, sha256. Ours counts allocate, commit and retire; the digests of new blocks are counted on
-both sides where blocks fill. `bound` is what the same digests, insertions and array writes cost alone.
+FOLDER holds the source of vLLM 0.33 (see `vllm_manager.py`); without it only ours is measured. Block size 16, prefix
+caching on, sha256. Ours counts allocate, commit and retire; the digests of new blocks are counted on both sides.
+`bound` is what the same digests, insertions and array writes cost alone, in the same run.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
+import hashlib
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "manage"))
-from conftest import make_config
+from vllm_manager import Vllm
 
+from kvcore.manage.block_hash import BlockHasher, token_array
 from kvcore.manage.manager import KVCacheManager
-from kvcore.spec.retention import Full, Window
+from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
+from kvcore.spec.cache_spec import CacheId, KVCacheSpec
+from kvcore.spec.content import KVHeads
+from kvcore.spec.layout import SizedLayout, plain_layout
+from kvcore.spec.retention import Full, Retention, Window
 
-SIZE, WINDOW, VOCABULARY = 16, 1024, 32000
-Case = Callable[[], tuple[int, float]]  # (operations, seconds)
-now = time.perf_counter
+SIZE, RUNNING = 16, 256
+Measured = tuple[int, float]  # operations, seconds
+now = time.thread_time  # of this thread alone: whatever else runs on the machine does not count
 
 
 def tokens(count: int, rng: random.Random) -> list[int]:
     """So many random ids."""
-    return [rng.randrange(VOCABULARY) for _ in range(count)]
+    return [rng.randrange(32_000) for _ in range(count)]
+
+
+def config_of(groups: int, blocks: int, size: int = SIZE) -> KVCacheConfig:
+    """A full group, and windows of 1,024 tokens beside it."""
+    content = KVHeads(1, 8)
+    layout = SizedLayout(plain_layout(content), size)
+    kinds: list[Retention] = [Full(), *[Window(1024)] * (groups - 1)]
+    made = (
+        KVCacheGroupSpec(i, KVCacheSpec(content, kind), None, (CacheId(i),), layout, size, 1, blocks)
+        for i, kind in enumerate(kinds)
+    )
+    return KVCacheConfig("slots", blocks, tuple(made), ())
 
 
 class Ours:
     """Our manager, driven as a scheduler does: one call a step for all requests."""
 
-    name = "kvcore"
+    def __init__(self, blocks: int, groups: int = 1) -> None:
+        self.manager = KVCacheManager(config_of(groups, blocks))
 
-    def __init__(self, blocks: int, groups: int) -> None:
-        shape = [(Full(), SIZE), *[(Window(WINDOW), SIZE)] * (groups - 1)]
-        self.manager = KVCacheManager(make_config(shape, blocks))
-
-    def begin(self, prompt: list[int]) -> int:
-        return self.manager.begin(prompt)
-
-    def prefill(self, row: int, length: int) -> int:
+    def prefill(self, row: int) -> int:
+        """The whole prompt in one step; returns the hit."""
         hit = self.manager.lookup(row)
         step = self.manager.begin_step()
-        step.try_add(row, length - hit)
-        self.finish(step, np.array([row]), np.array([7]))
+        step.try_add(row, int(self.manager.requests.known[row]) - hit)
+        self._finish(step, np.array([row]))
         return hit
 
-    def finish(self, step, rows, sampled) -> None:
+    def running(self, count: int, prompt: int, rng: random.Random) -> Any:
+        """Rows of so many requests, each with a prompt of its own and the first token after it."""
+        rows = [self.manager.begin(tokens(prompt, rng)) for _ in range(count)]
+        for row in rows:
+            self.prefill(row)
+        return np.array(rows)
+
+    def tell(self, rows: Any, count: int) -> None:
+        """So many more tokens of each request are known: what a scheduler with drafts does, outside the clock."""
+        r = self.manager.requests
+        r.tokens.extend(rows, np.full(len(rows), count), np.full(len(rows) * count, 7))
+        r.known[rows] += count
+        r.limit[rows] += count
+
+    def step(self, rows: Any, counts: Any) -> float:
+        """One step; seconds of its calls."""
+        started = now()
+        step = self.manager.begin_step()
+        step.add(rows, counts)
+        self._finish(step, rows)
+        return now() - started
+
+    def _finish(self, step: Any, rows: Any) -> None:
         given = self.manager.allocate(step)
-        self.manager.commit(given.step, rows, sampled)
+        self.manager.commit(given.step, rows, np.full(len(rows), 7))
         self.manager.retire(given.step)
 
-    def decode(self, rows, ones, sampled) -> None:
-        step = self.manager.begin_step()
-        step.add(rows, ones)
-        self.finish(step, rows, sampled)
+
+# ---- the cases: ours, theirs, and the bound where there is one
 
 
-def ours_decode(
-    running: int, steps: int, groups: int, *, blocks: int = 400_000, prompt: int = 512
-) -> tuple[int, float]:
-    """`steps` steps of one token each."""
-    rng, ours = random.Random(0), Ours(blocks, groups)
-    rows = np.array([ours.begin(tokens(prompt, rng)) for _ in range(running)])
-    for row in rows.tolist():
-        ours.prefill(row, prompt)
-    ones, sampled = np.ones(running, np.int64), np.full(running, 7)
+def allocate(groups: int) -> dict[str, Callable[[], Measured]]:
+    """One block a step for 256 requests."""
+    steps = 20
+
+    def ours() -> Measured:
+        mine = Ours(400_000, groups)
+        rows = mine.running(RUNNING, 512, random.Random(0))
+        spent = 0.0
+        for _ in range(steps):
+            mine.tell(rows, SIZE - 1)
+            spent += mine.step(rows, np.full(RUNNING, SIZE))
+        return steps * RUNNING, spent
+
+    def theirs() -> Measured:
+        peer, rng = Vllm(VLLM, 400_000, groups), random.Random(0)
+        requests = [peer.begin(tokens(512, rng)) for _ in range(RUNNING)]
+        for request in requests:
+            peer.prefill(request)
+        return steps * RUNNING, sum(peer.grow(requests, [7] * SIZE) for _ in range(steps))
+
+    def bound() -> Measured:
+        return bare(steps, groups)
+
+    return {"ours": ours, "vllm": theirs, "bound": bound}
+
+
+def bare(steps: int, groups: int) -> Measured:
+    """Digests, insertions and array writes of 256 new blocks a step and group, and nothing else."""
+    hashes = [hashlib.sha256(b"root") for _ in range(RUNNING)]
+    data = bytes(SIZE * 4)
+    indices: list[dict[bytes, int]] = [{} for _ in range(groups)]
+    owners: list[bytes | None] = [None] * 400_000
+    refs, table = np.zeros(400_000, np.int32), np.zeros(400_000, np.int32)
     started = now()
-    for _ in range(steps):
-        ours.decode(rows, ones, sampled)
-    return steps * running, now() - started
+    for step in range(steps):
+        digests = []
+        for running in hashes:
+            running.update(data + step.to_bytes(4, "little"))
+            digests.append(running.digest())
+        for group in range(groups):
+            first = (step * groups + group) * RUNNING + 1
+            ids = np.arange(first, first + RUNNING)
+            blocks = ids.tolist()
+            list(map(indices[group].setdefault, digests, blocks))
+            for block, digest in zip(blocks, digests, strict=True):
+                owners[block] = digest
+            refs[ids] = 1
+            table[ids] = ids
+    return steps * RUNNING, now() - started
 
 
-def ours_allocate(groups: int) -> tuple[int, float]:
-    """Twenty steps in which each of 256 requests computes a block of known tokens."""
-    rng, ours, steps = random.Random(0), Ours(400_000, groups), 20
-    rows = np.array([ours.begin(tokens(512 + steps * SIZE, rng)) for _ in range(256)])
-    for row in rows.tolist():
-        ours.prefill_part = ours.manager.begin_step()
-        ours.prefill_part.try_add(row, 512)
-        given = ours.manager.allocate(ours.prefill_part)
-        ours.manager.commit(given.step)
-        ours.manager.retire(given.step)
-    # The digests of the prompt were not asked for by a lookup of the whole: drop those beyond what is computed.
-    sizes, spent = np.full(256, SIZE), 0.0
-    for i in range(steps):
-        last = i == steps - 1
+def decode(groups: int) -> dict[str, Callable[[], Measured]]:
+    """One token a step for 256 requests, 64 steps: each opens four blocks."""
+    steps = 64
+
+    def ours() -> Measured:
+        mine = Ours(400_000, groups)
+        rows, ones = mine.running(RUNNING, 512, random.Random(0)), np.ones(RUNNING, np.int64)
+        return steps * RUNNING, sum(mine.step(rows, ones) for _ in range(steps))
+
+    def theirs() -> Measured:
+        peer, rng = Vllm(VLLM, 400_000, groups), random.Random(0)
+        requests = [peer.begin(tokens(512, rng)) for _ in range(RUNNING)]
+        for request in requests:
+            peer.prefill(request)
+        return steps * RUNNING, sum(peer.grow(requests, [7]) for _ in range(steps))
+
+    return {"ours": ours, "vllm": theirs}
+
+
+def free(groups: int, *, one_by_one: bool = False) -> dict[str, Callable[[], Measured]]:
+    """Requests of 2,048 tokens are freed."""
+
+    def ours() -> Measured:
+        mine = Ours(400_000, groups)
+        rows = mine.running(RUNNING, 2048, random.Random(0))
         started = now()
-        step = ours.manager.begin_step()
-        step.add(rows, sizes)
-        given = ours.manager.allocate(step)
-        ours.manager.commit(given.step, *((rows, np.full(256, 7)) if last else ()))
-        ours.manager.retire(given.step)
-        spent += now() - started
-    return steps * 256, spent
+        if one_by_one:
+            for row in rows.tolist():
+                mine.manager.free([row])
+        else:
+            mine.manager.free(rows)
+        return RUNNING, now() - started
+
+    def theirs() -> Measured:
+        peer, rng = Vllm(VLLM, 400_000, groups), random.Random(0)
+        requests = [peer.begin(tokens(2048, rng)) for _ in range(RUNNING)]
+        for request in requests:
+            peer.prefill(request)
+        started = now()
+        for request in requests:
+            peer.manager.free(request)
+        return RUNNING, now() - started
+
+    return {"ours": ours, "vllm": theirs}
+
+
+def lookup(groups: int) -> dict[str, Callable[[], Measured]]:
+    """A prompt of 8,192 tokens is cached; its digests are known, the cache has changed since the last search."""
+
+    def ours() -> Measured:
+        mine, rng = Ours(100_000, groups), random.Random(0)
+        prompt = tokens(8192, rng)
+        first = mine.manager.begin(prompt)
+        mine.prefill(first)
+        mine.manager.free([first])
+        row, spent = mine.manager.begin(prompt), 0.0
+        for i in range(101):
+            other = mine.manager.begin(tokens(17, rng))
+            mine.prefill(other)
+            mine.manager.free([other])
+            started = now()
+            hit = mine.manager.lookup(row)
+            spent += (now() - started) * (i > 0)  # the first makes the digests
+            require(hit == 8176)
+        return 100, spent
+
+    def theirs() -> Measured:
+        peer, rng = Vllm(VLLM, 100_000, groups), random.Random(0)
+        prompt = tokens(8192, rng)
+        first = peer.begin(prompt)
+        peer.prefill(first)
+        peer.manager.free(first)
+        again = peer.begin(prompt)
+        started = now()
+        for _ in range(100):
+            _, hit, _ = peer.manager.get_computed_blocks(again)
+        spent = now() - started
+        require(hit == 8176)
+        return 100, spent
+
+    return {"ours": ours, "vllm": theirs}
+
+
+def digests() -> dict[str, Callable[[], Measured]]:
+    """From a list of 8,192 ids to its 512 digests."""
+    prompt = tokens(8192, random.Random(1))
+
+    def ours() -> Measured:
+        hasher = BlockHasher(SIZE)
+        started = now()
+        for _ in range(20):
+            hasher.extend([hasher.chain("")], [512], token_array(prompt).tobytes())
+        return 20, now() - started
+
+    def theirs() -> Measured:
+        peer = Vllm(VLLM, 100)
+        started = now()
+        for _ in range(20):
+            peer.begin(prompt)
+        return 20, now() - started
+
+    return {"ours": ours, "vllm": theirs}
+
+
+def life(groups: int) -> dict[str, Callable[[], Measured]]:
+    """1,000 requests of a shared prefix of 2,048 tokens, 128 of their own and 64 new ones; 64 run at once."""
+
+    def prompts() -> list[list[int]]:
+        rng = random.Random(0)
+        shared = tokens(2048, rng)
+        return [shared + tokens(128, rng) for _ in range(1000)]
+
+    def ours() -> Measured:
+        mine, waiting, hits = Ours(60_000, groups), prompts(), 0
+        running: dict[int, int] = {}
+        started = now()
+        while waiting or running:
+            while waiting and len(running) < 64:
+                row = mine.manager.begin(waiting.pop())
+                hits += mine.prefill(row)
+                running[row] = 1
+            mine.step(np.array(list(running)), np.ones(len(running), np.int64))
+            running = {row: count + 1 for row, count in running.items()}
+            done = [row for row, count in running.items() if count >= 64]
+            if done:
+                mine.manager.free(done)
+                for row in done:
+                    del running[row]
+        require(hits >= 999 * 2048)
+        return 1000, now() - started
+
+    def theirs() -> Measured:
+        peer, waiting, hits = Vllm(VLLM, 60_000, groups), prompts(), 0
+        running: list[Any] = []
+        started = now()
+        while waiting or running:
+            while waiting and len(running) < 64:
+                request = peer.begin(waiting.pop())
+                hits += peer.prefill(request)
+                running.append(request)
+            peer.grow(running, [11])
+            for request in [r for r in running if r.num_output_tokens >= 64]:
+                running.remove(request)
+                peer.manager.free(request)
+        require(hits >= 999 * 2048)
+        return 1000, now() - started
+
+    return {"ours": ours, "vllm": theirs}
+
+
+CASES: dict[str, tuple[Callable[[], dict[str, Callable[[], Measured]]], float]] = {
+    "allocate a block, 1 group": (lambda: allocate(1), 20),
+    "allocate a block, 1 full + 3 windows": (lambda: allocate(4), 15),
+    "decode a token, 1 group": (lambda: decode(1), 30),
+    "decode a token, 1 full + 3 windows": (lambda: decode(4), 20),
+    "lookup of 8k, 1 group": (lambda: lookup(1), 12),
+    "hash of 8k": (digests, 3.5),
+    "free 2k, 256 in a call": (lambda: free(1), 5),
+    "free 2k, one by one": (lambda: free(1, one_by_one=True), 0),
+    "free 2k, 1 full + 3 windows": (lambda: free(4), 0),
+    "life": (lambda: life(1), 6),
+}
+
+
+def require(good: bool) -> None:
+    """Both sides must do the work that is timed."""
+    if not good:
+        sys.exit("a side did not find what it had to")
+
+
+def timed(run: Callable[[], Measured]) -> float:
+    """Microseconds an operation, the garbage collector off."""
+    gc.collect()
+    gc.disable()
+    try:
+        count, seconds = run()
+    finally:
+        gc.enable()
+    return seconds / count * 1e6
 
 
 def main() -> None:
-    pass
+    """Run the sides of each case in turn; print medians and ratios."""
+    global VLLM
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, help="source of vLLM 0.33")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="cases with this word")
+    parser.add_argument("--growth", action="store_true", help="cost by pool, prompt and running requests instead")
+    asked = parser.parse_args()
+    if asked.growth:
+        from growth import report
 
+        report(Ours)
+        return
+    if asked.rounds < 5:
+        sys.exit("give at least 5 rounds: a median of fewer says little")
+    print(f"{'us an operation':38} {'ours':>9} {'vLLM':>9} {'ratio':>7} {'wanted':>7} {'bound':>8}")
+    for name, (make, wanted) in CASES.items():
+        if asked.only not in name:
+            continue
+        VLLM = asked.vllm
+        sides = {side: run for side, run in make().items() if side != "vllm" or asked.vllm}
+        taken: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(asked.rounds):
+            for side, run in sides.items():
+                taken[side].append(timed(run))
+        middle = {side: statistics.median(times) for side, times in taken.items()}
+        ratio = f"{middle['vllm'] / middle['ours']:7.1f}" if "vllm" in middle else " " * 7
+        told = " ".join(f"{middle[s]:9.3f}" if s in middle else " " * 9 for s in ("ours", "vllm"))
+        limit = f"{middle['bound']:8.3f}" if "bound" in middle else ""
+        print(f"{name:38} {told} {ratio} {wanted or '':>7} {limit}", flush=True)
+
+
+VLLM: Any = None
 
 if __name__ == "__main__":
-    for g in (1, 4):
-        for f in (lambda: ours_decode(256, 64, g), lambda: ours_allocate(g)):
-            print(g, min(t / n * 1e6 for n, t in (f() for _ in range(3))))
-    n, t = ours_decode(8, 64, 1)
-    print("8:", t / 64 * 1e6)
-    n, t = ours_decode(1, 64, 1)
-    print("1:", t / 64 * 1e6)
+    main()
