@@ -43,15 +43,11 @@ def test_nothing_heavy(statement: str) -> None:
     assert loaded_after(statement) == set()
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer", "vllm_cpu"])
-=======
 def test_the_manager_takes_arrays_and_nothing_else() -> None:
     assert loaded_after("import kvcore.manage.manager, kvcore.manage.block_pool") == {"numpy"}
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer"])
->>>>>>> 9512c87 (Requests are rows of arrays, from the manager to the worker's block tables)
+@pytest.mark.parametrize("backend", ["torch", "triton", "flash_attn", "flashinfer", "vllm_cpu"])
 def test_declarations_import_neither_torch_nor_their_library(backend: str) -> None:
     heavy = loaded_after(f"import kvcore_{backend}.plugin, kvcore_{backend}.declaration")
     assert heavy <= {"pluggy"}
