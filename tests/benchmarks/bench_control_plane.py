@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from vllm_manager import Vllm
 
 from kvcore.manage.block_hash import BlockHasher, token_array
