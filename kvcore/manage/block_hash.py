@@ -155,12 +155,14 @@ class BlockHasher:
     def __init__(self, block_size: int, *, name: str = "sha256", namespace: bytes = b"") -> None:
         self.block_size = block_size
         self._new = hash_function(name)
+        self._items = False  # whether any chain has some
         head = b"S" + bytes([_VERSION]) + _sized(name.encode()) + _sized(namespace)
         self._seed = self._new(head + _number(block_size)).digest()
 
     def chain(self, salt: str, extras: Sequence[Extra] = ()) -> Chain:
         """The chain of a request, before its first token."""
         items = tuple(e for e in extras if not isinstance(e, Adapter))
+        self._items = self._items or bool(items)
         return Chain(self._new(self.encode_root(salt, extras)), items)
 
     def encode_root(self, salt: str, extras: Sequence[Extra]) -> bytes:
@@ -168,30 +170,47 @@ class BlockHasher:
         adapters = sorted(e.digest for e in extras if isinstance(e, Adapter))
         return b"R" + self._seed + _sized(salt.encode()) + _number(len(adapters)) + b"".join(map(_sized, adapters))
 
-    def extend(self, chains: Sequence[Chain], runs: Sequence[int], data: bytes) -> None:
+    def extend(self, chains: Sequence[Chain], runs: Sequence[int], data: bytes) -> list[bytes]:
         """Append the digests of the next whole runs.
 
         Args:
             chains: Grow.
             runs: How many, of each.
             data: Their tokens, one chain after the other: uint32, little endian.
+
+        Returns:
+            The new digests, one chain after the other.
         """
         step = self.block_size * TOKEN_TYPE.itemsize
-        start = 0
+        parts = [data[start : start + step] for start in range(0, len(data), step)]
+        if len(parts) == len(chains) and not self._items:  # one run each: a decode
+            return [_add(chain, part) for chain, part in zip(chains, parts, strict=True)]
+        found: list[bytes] = []
         for chain, count in zip(chains, runs, strict=True):
-            for _ in range(count):
-                if chain.items:
-                    self._enter_items(chain)
-                running = chain.running
-                running.update(data[start : start + step])
-                chain.digests.append(running.digest())
-                start += step
+            own = parts[len(found) : len(found) + count]
+            if chain.items:
+                found += [self._add_with_items(chain, part) for part in own]
+            else:
+                update, digest = chain.running.update, chain.running.digest
+                made = [(update(part), digest())[1] for part in own]
+                chain.digests += made
+                found += made
+        return found
 
-    def _enter_items(self, chain: Chain) -> None:
+    def _add_with_items(self, chain: Chain, part: bytes) -> bytes:
         start = len(chain.digests) * self.block_size
         items = encode_items(chain.items, start, start + self.block_size)
         if items:
             chain.running = self._new(b"I" + chain.running.digest() + items)
+        return _add(chain, part)
+
+
+def _add(chain: Chain, part: bytes) -> bytes:
+    running = chain.running
+    running.update(part)
+    digest = running.digest()
+    chain.digests.append(digest)
+    return digest
 
 
 def encode_items(items: Sequence[Item], start: int, end: int) -> bytes:

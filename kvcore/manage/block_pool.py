@@ -66,6 +66,7 @@ class BlockPool:
         self._victims = Victims(self._place, policy())  # free, content can be hit
         self._cached = np.zeros(num_blocks, np.bool_)
         self._last_reader: Ints = np.zeros(num_blocks, np.int32)
+        self._latest = 0  # of all that `_last_reader` ever held
         # Pending blocks by last reader, in the order of their release, each with its ticket. An entry counts only
         # while the block's place is its ticket: a block can be revived, and released again later.
         self._pending: dict[int, list[tuple[Ints, Ints]]] = {}
@@ -76,6 +77,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that can be handed out now."""
         return len(self._fresh) + len(self._victims)
+
+    @property
+    def minds_reach(self) -> bool:
+        """Whether the policy asks how long the requests were that read a block."""
+        return self._victims.minds_reach
 
     @property
     def num_reusable(self) -> int:
@@ -160,24 +166,39 @@ class BlockPool:
             last_reader: The last step that may read them on behalf of this holder; one for all, or for each.
             reach: Tokens of the holder, likewise.
         """
-        refs = self.refs
-        shared = np.count_nonzero(refs[blocks] > 1)
-        np.subtract.at(refs, blocks, 1)
-        if len(blocks) and (refs[blocks].min() < 0 or blocks.min() <= NULL_BLOCK):
-            np.add.at(refs, blocks, 1)
-            wrong = blocks[(refs[blocks] < 1) | (blocks <= NULL_BLOCK)]
-            got = int(wrong[0]) if len(wrong) else blocks.tolist()
-            raise IntegrityError("a block is released that nobody holds", field="block", got=got)
-        self._victims.reached(blocks, reach)
-        if np.max(last_reader, initial=0) > self.retired:  # else the reader is done, and nobody waits for it
-            np.maximum.at(self._last_reader, blocks, last_reader)
-        if shared:
-            blocks = _last_of_each(blocks[refs[blocks] == 0])
-        late = self._last_reader[blocks] > self.retired
-        if np.count_nonzero(late):
-            self._defer(blocks[late])
-            blocks = blocks[~late]
+        if not len(blocks):
+            return
+        refs, held = self.refs, self.refs[blocks]
+        if held.min() < 1 or blocks.min() <= NULL_BLOCK:
+            wrong = blocks[(held < 1) | (blocks <= NULL_BLOCK)]
+            raise IntegrityError("a block is released that nobody holds", field="block", got=int(wrong[0]))
+        if self.minds_reach:
+            self._victims.reached(blocks, reach)
+        if np.max(last_reader) > self.retired:  # else the reader is done, and nobody waits for it
+            np.maximum.at(self._last_reader, blocks, np.asarray(last_reader, np.int32))
+            self._latest = max(self._latest, int(np.max(last_reader)))
+        if held.max() > 1:
+            blocks = self._let_go(blocks)
+        else:
+            refs[blocks] = 0
+        if self._latest > self.retired:
+            late = self._last_reader[blocks] > self.retired
+            if np.count_nonzero(late):
+                self._defer(blocks[late])
+                blocks = blocks[~late]
         self._set_free(blocks)
+
+    def _let_go(self, blocks: Ints) -> Ints:
+        """Take the holders of blocks that may have several; returns those without one now, where each comes last."""
+        distinct, from_the_end, counts = np.unique(blocks[::-1], return_index=True, return_counts=True)
+        left = self.refs[distinct] - counts
+        if left.min() < 0:
+            got = distinct[left < 0].tolist()
+            raise IntegrityError("a block is released more often than it is held", field="block", got=got)
+        self.refs[distinct] = left
+        last = np.sort(len(blocks) - 1 - from_the_end[left == 0])
+        gone: Ints = blocks[last]
+        return gone
 
     def _defer(self, blocks: Ints) -> None:
         if not self._num_pending:
@@ -283,10 +304,3 @@ class BlockPool:
             state[block] = name
         if counted is not None and number != counted:
             raise IntegrityError(f"blocks are miscounted: {name}", field="blocks", got=counted, allowed=number)
-
-
-def _last_of_each(blocks: Ints) -> Ints:
-    """The blocks without repetition, each where it comes last."""
-    _, from_the_end = np.unique(blocks[::-1], return_index=True)
-    kept: Ints = blocks[np.sort(len(blocks) - 1 - from_the_end)]
-    return kept

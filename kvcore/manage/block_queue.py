@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kvcore.errors import IntegrityError
 from kvcore.manage.ragged import Ints
 
 NOWHERE = -1
@@ -52,8 +53,11 @@ class BlockQueue:
         if end > len(self._buffer):
             self._pack(len(blocks))
             end = self._tail + len(blocks)
+        places = self._places(self._tail, end)
         self._buffer[self._tail : end] = blocks
-        self._place[blocks] = self._places(self._tail, end)
+        self._place[blocks] = places
+        if np.count_nonzero(self._place[blocks] != places):
+            raise IntegrityError("a block enters a queue twice", field="block", got=blocks.tolist())
         self._tail = end
         self._size += len(blocks)
 
@@ -70,6 +74,9 @@ class BlockQueue:
 
     def peek(self, count: int) -> tuple[Ints, int]:
         """The first `count`, and the head once they are gone; the queue holds as many."""
+        if self._size == self._tail - self._head:  # nobody has left from the middle
+            end = self._head + count
+            return self._buffer[self._head : end].copy(), end
         found, missing, head = [self._buffer[:0]], count, self._head
         while missing:
             end = min(self._tail, head + max(missing, 64))

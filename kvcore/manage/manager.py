@@ -286,12 +286,11 @@ class KVCacheManager:
             self._prefixes.register(rows[r.epoch[rows] == self._prefixes.epoch], self._pool)
         if r.dropping:
             blocks, owners = r.take_unread(rows)
-            self._pool.release(blocks, step, r.committed[owners])
+            self._pool.release(blocks, step, self._readers(owners, rows)[1])
         # How far these can go on before there is anything to settle again.
         quiet = r.drop_positions(r.held(rows)) if r.dropping else np.full(len(rows), NEVER)
         if self._prefixes.enabled:
-            full = np.where(r.stores, (r.offered.take(rows, axis=0) + 1) * r.sizes - 1, NEVER).min(axis=1)
-            quiet = np.minimum(quiet, np.where(r.epoch[rows] == self._prefixes.epoch, full, NEVER))
+            np.minimum(quiet, np.where(r.epoch[rows] == self._prefixes.epoch, r.next_full(rows), NEVER), out=quiet)
         r.settled_to[rows] = quiet
 
     def retire(self, step: int) -> None:
@@ -341,9 +340,15 @@ class KVCacheManager:
             self._steps[step] = members[stay], ends[stay]
         blocks, owners = r.take_all(leaving)
         try:
-            self._pool.release(blocks, r.last_step[owners], r.committed[owners])
+            self._pool.release(blocks, *self._readers(owners, leaving))
         finally:  # an eviction policy is anybody's code
             r.close(leaving)
+
+    def _readers(self, owners: Ints, rows: Ints) -> tuple[int | Ints, int | Ints]:
+        """Last readers and reach of blocks by the rows that own them; 0 where nobody will ask."""
+        r = self.requests
+        late = r.last_step[rows].max(initial=0) > self._pool.retired
+        return r.last_step[owners] if late else 0, r.committed[owners] if self._pool.minds_reach else 0
 
     def table(self, row: int, group: int) -> tuple[int, list[int]]:
         """(first_block, ids): the table row of a request in a group; (0, []) before admission."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -95,33 +96,8 @@ class PrefixCache:
         return [(g, digest, block) for g, index in enumerate(self._index) for digest, block in index.items()]
 
     def longest(self, digests: Sequence[bytes], limit: int) -> int:
-        """Tokens of the longest prefix of at most `limit` tokens that every group can serve.
-
-        Groups that keep everything bound the length from above. The others then need only the blocks
-        that a query behind the prefix still reads; whenever one of them cannot serve a length, the next
-        shorter candidate is asked of all again, until they agree.
-        """
-        length = limit // self.unit * self.unit
-        for rule in self._rules:
-            if not rule.drops:
-                length = min(length, self._contiguous(rule, digests, length))
-        length = length // self.unit * self.unit
-        partial = [r for r in self._rules if r.drops]
-        while length:
-            # The first group that falls short, if any.
-            served = next((n for r in partial if (n := self._tail(r, digests, length)) < length), length)
-            if served == length:
-                break
-            length = served
-        return length
-
-    def _contiguous(self, rule: GroupRule, digests: Sequence[bytes], limit: int) -> int:
-        index, span = self._index[rule.index], self.spans[rule.index]
-        blocks = limit // rule.block_size
-        for b, digest in enumerate(digests[span - 1 : blocks * span : span]):
-            if digest not in index:
-                return b * rule.block_size
-        return blocks * rule.block_size
+        """Tokens of the longest prefix of at most `limit` tokens that every group can serve."""
+        return self.find(digests, limit).tokens
 
     def _tail(self, rule: GroupRule, digests: Sequence[bytes], length: int) -> int:
         """The longest prefix of at most `length` tokens, in hit units, that this group can serve."""
@@ -138,11 +114,42 @@ class PrefixCache:
         return length
 
     def find(self, digests: Sequence[bytes], limit: int) -> Hit:
-        """The longest prefix of at most `limit` tokens, with its blocks; changes nothing."""
-        length = self.longest(digests, limit)
+        """The longest prefix of at most `limit` tokens that every group can serve, with its blocks; changes nothing.
+
+        Groups that keep everything bound the length from above. The others then need only the blocks
+        that a query behind the prefix still reads; whenever one of them cannot serve a length, the next
+        shorter candidate is asked of all again, until they agree.
+        """
+        length = limit // self.unit * self.unit
+        leading: dict[int, list[int]] = {}
+        for rule in self._rules:
+            if not rule.drops:
+                found = leading[rule.index] = self._leading(rule, digests, length)
+                length = min(length, len(found) * rule.block_size // self.unit * self.unit)
+        partial = [r for r in self._rules if r.drops]
+        while length:
+            # The first group that falls short, if any.
+            served = next((n for r in partial if (n := self._tail(r, digests, length)) < length), length)
+            if served == length:
+                break
+            length = served
         firsts, rows = [], []
         for rule, index, span in zip(self._rules, self._index, self.spans, strict=True):
             first, end = rule.first_block(length), length // rule.block_size
             firsts.append(first)
-            rows.append([index[digest] for digest in digests[(first + 1) * span - 1 : end * span : span]])
+            if rule.drops:
+                rows.append([index[digest] for digest in digests[(first + 1) * span - 1 : end * span : span]])
+            else:
+                rows.append(leading[rule.index][:end])
         return Hit(length, tuple(firsts), tuple(rows))
+
+    def _leading(self, rule: GroupRule, digests: Sequence[bytes], limit: int) -> list[int]:
+        """The blocks of the longest run from token 0 on, up to token `limit`."""
+        span = self.spans[rule.index]
+        wanted = islice(digests, span - 1, limit // rule.block_size * span, span)
+        found = []
+        for block in map(self._index[rule.index].get, wanted):
+            if block is None:
+                break
+            found.append(block)
+        return found

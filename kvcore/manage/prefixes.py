@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,23 @@ from kvcore.manage.group_rule import hash_block_size
 from kvcore.manage.prefix_cache import Hit, PrefixCache
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
+
+
+class Fresh(NamedTuple):
+    """Digests that were just made: of each request `counts` from index `first` on, one after the other."""
+
+    first: Ints
+    counts: Ints
+    digests: list[bytes]
+
+    def of(self, first: Ints, counts: Ints, span: int) -> list[bytes] | None:
+        """They themselves, where they are those of blocks ``first .. first + counts - 1``; in a decode they are."""
+        same = (
+            span == 1
+            and len(first) == len(self.first)
+            and not np.count_nonzero((first != self.first) | (counts != self.counts))
+        )
+        return self.digests if same else None
 
 
 class Prefixes:
@@ -72,16 +90,18 @@ class Prefixes:
     def register(self, rows: Ints, pool: BlockPool) -> None:
         """Offer the blocks that are full and committed to the prefix cache; the first of equals stays."""
         r = self._requests
-        offered = r.offered.take(rows, axis=0)
-        counts = np.where(r.stores, r.committed[rows][:, None] // r.sizes - offered, 0)
+        committed = r.committed[rows]
+        fresh, counts = self._hash(rows, committed), committed[:, None] // r.sizes
+        offered, held = r.offered.take(rows, axis=0), r.held(rows)
+        counts -= offered
+        if np.count_nonzero(r.stores) < r.groups:
+            counts[:, ~r.stores] = 0
         np.maximum(counts, 0, out=counts)
-        self._hash(rows, r.committed[rows])
         r.offered[rows] = offered + counts
-        held = r.held(rows)
         for group in range(r.groups):
             first, count = offered[:, group], counts[:, group]
             blocks = r.blocks.gather(rows * r.groups + group, first - held[:, group], count)
-            digests = self._digests(rows, group, first, count)
+            digests = fresh.of(first, count, self.cache.spans[group]) or self._digests(rows, group, first, count)
             stored = self.cache.insert(group, digests, blocks.tolist())
             if len(stored):
                 pool.set_cached(stored)
@@ -91,10 +111,9 @@ class Prefixes:
 
     def _digests(self, rows: Ints, group: int, first: Ints, count: Ints) -> list[bytes]:
         """Of these requests' blocks ``first .. first + count - 1`` in a group."""
-        chains, span = self._requests.chains, self.cache.spans[group]
+        chains, span = self._requests.chains_of(rows), self.cache.spans[group]
         begin, end = ((first + 1) * span - 1).tolist(), ((first + count) * span).tolist()
-        found = zip((chains[row] for row in rows.tolist()), begin, end, strict=True)
-        return [digest for chain, i, j in found if chain is not None for digest in chain.digests[i:j:span]]
+        return [digest for chain, i, j in zip(chains, begin, end, strict=True) for digest in chain.digests[i:j:span]]
 
     def _tell_stored(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
         r, span = self._requests, self.cache.spans[group]
@@ -110,21 +129,25 @@ class Prefixes:
                     own = tuple(tokens[b * size : (b + 1) * size].tolist())
                     self._events.add(Stored(group, digests[(b + 1) * span - 1], block, parent, own))
 
+    def _hash(self, rows: Ints, tokens: Ints) -> Fresh:
+        """Extend the chains of these requests over the whole runs of their first tokens."""
+        r, run = self._requests, self._hasher.block_size
+        done, runs = r.hashed[rows], tokens // run
+        counts = np.maximum(runs - done, 0)
+        some = counts.nonzero()[0]
+        if len(some) < len(rows):
+            rows, done, counts = rows[some], done[some], counts[some]
+        data = r.tokens.gather(rows, done * run, counts * run).tobytes()
+        digests = self._hasher.extend(r.chains_of(rows), counts.tolist(), data)
+        r.hashed[rows] = done + counts
+        return Fresh(done, counts, digests)
+
     def _hash_one(self, row: int, tokens: int) -> None:
         """As `_hash`, of one request: without the cost of arrays."""
         r, run = self._requests, self._hasher.block_size
         done, runs = int(r.hashed[row]), tokens // run
         self._hasher.extend([r.chain(row)], [runs - done], r.tokens.view(row)[done * run : runs * run].tobytes())
         r.hashed[row] = runs
-
-    def _hash(self, rows: Ints, tokens: Ints) -> None:
-        """Extend the chains of these requests over the whole runs of their first tokens."""
-        r, run = self._requests, self._hasher.block_size
-        done, runs = r.hashed[rows], tokens // run
-        counts = np.maximum(runs - done, 0)
-        data = r.tokens.gather(rows, done * run, counts * run).tobytes()
-        self._hasher.extend([r.chain(row) for row in rows.tolist()], counts.tolist(), data)
-        r.hashed[rows] = done + counts
 
     def remove(self, blocks: Ints) -> None:
         """These blocks serve other content from now on."""

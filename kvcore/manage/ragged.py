@@ -17,7 +17,10 @@ def spans(starts: Ints, counts: Ints) -> Ints:
     if len(counts) == 1:
         return np.arange(starts[0], starts[0] + counts[0])
     ends = counts.cumsum()
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+    total = int(ends[-1]) if len(ends) else 0
+    if total == len(counts) == np.count_nonzero(counts):  # one each
+        return starts
+    return np.repeat(starts - ends + counts, counts) + np.arange(total)
 
 
 class Ragged:
@@ -106,9 +109,9 @@ class Ragged:
 
     def clear(self, rows: Ints) -> None:
         """Empty rows and give their segments away."""
-        for room, end in zip(self._room[rows].tolist(), self._end[rows].tolist(), strict=True):
-            if room:
-                self._spare.setdefault(room, []).append(end - room)
+        rooms, ends = self._room[rows], self._end[rows]
+        for room in set(rooms.tolist()) - {0}:
+            self._spare.setdefault(room, []).extend((ends[rooms == room] - room).tolist())
         self.start[rows] = self.size[rows] = self._end[rows] = self._room[rows] = 0
 
     def _move(self, rows: Ints, needed: Ints) -> None:

@@ -133,6 +133,10 @@ class Requests:
             raise RequestError("unknown request", field="row", got=row)
         return found
 
+    def chains_of(self, rows: Ints) -> list[Chain]:
+        """`chain` of each of these rows."""
+        return [chain for chain in map(self.chains.__getitem__, rows.tolist()) if chain is not None]
+
     def origin(self, row: int) -> Origin:
         """What a request that has begun came with."""
         found = self.origins[row]
@@ -182,6 +186,14 @@ class Requests:
         found = np.zeros((len(positions), self.groups), np.int64)
         for rule in self.dropping:
             found[:, rule.index] = rule.first_blocks(positions)
+        return found
+
+    def next_full(self, rows: Ints) -> Ints:
+        """[n]: a position up to which no block becomes full that others could find."""
+        full = (self.offered.take(rows, axis=0) + 1) * self.sizes - 1
+        if not self.stores.all():
+            full = np.where(self.stores, full, NEVER)
+        found: Ints = full.min(axis=1) if self.groups > 1 else full.ravel()
         return found
 
     def take_unread(self, rows: Ints) -> tuple[Ints, Ints]:

@@ -324,38 +324,54 @@ class Step:
         r = self._requests
         rows, starts, _, need, copied = look
         flat, counts = r.flat(rows), need.ravel()
-        ids = self._pool.take(int(counts.sum()))
-        groups = np.tile(np.arange(r.groups), len(rows))
-        new_blocks = np.stack((np.repeat(groups, counts), ids), axis=1).astype(np.int32)
-        held, kept_to = r.held(rows), r.end.take(rows, axis=0)
-        copies = np.zeros((0, 3), np.int32)
+        ids = self._pool.take(self.new_blocks)
+        groups = np.zeros(len(rows), np.int64) if r.groups == 1 else np.tile(np.arange(r.groups), len(rows))
+        new_blocks = _columns(np.repeat(groups, counts), ids)
+        kept_to, copies = r.end.take(rows, axis=0), _NONE.reshape(0, 3)
         if copied:
             at = np.array([i * r.groups + group for i, group in copied])
-            first = counts.cumsum()[at] - counts[at]
+            place = counts.cumsum()[at] - counts[at]
             last = r.blocks.start[flat[at]] + r.blocks.size[flat[at]] - 1
-            shared, own = r.blocks.data[last], ids[first]
+            shared, own = r.blocks.data[last], ids[place]
             r.blocks.data[last] = own
             self._pool.release(shared, step)  # the copy reads it in this step
-            copies = np.stack((groups[at], shared, own), axis=1).astype(np.int32)
-            ids, counts = np.delete(ids, first), counts.copy()
+            copies = _columns(groups[at], shared, own)
+            ids, counts = np.delete(ids, place), counts.copy()
             counts[at] -= 1
             kept_to.ravel()[at] -= 1
         r.blocks.extend(flat, counts, ids)
         end = r.end.take(rows, axis=0) + counts.reshape(need.shape)
-        before = np.where(r.entering[rows, None], 0, r.first.take(rows, axis=0))
-        first = np.maximum(r.first.take(rows, axis=0), r.first_blocks(starts))
-        r.end[rows], r.first[rows] = end, first
-        r.quiet_to[rows] = np.minimum((end * r.sizes).min(axis=1), r.drop_positions(first) + 1)
-        if np.count_nonzero(r.shared[rows]):
-            r.quiet_to[rows[r.shared[rows]]] = 0
-        sent_from = np.where(r.entering[rows, None], first, kept_to)
-        r.entering[rows] = False
-        drops, keeps, new = (first - before).ravel(), (sent_from - first).ravel(), (end - sent_from).ravel()
-        told = ((drops > 0) | (new > 0)).nonzero()[0]
-        sent = r.blocks.gather(flat[told], (sent_from - held).ravel()[told], new[told])
-        numbers = np.stack((rows.repeat(r.groups), groups, drops, keeps, new))[:, told].astype(np.int32)
-        deltas = TableDeltas(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], sent)
-        return deltas, copies, new_blocks
+        before = first = r.first.take(rows, axis=0)
+        quiet = (end * r.sizes).min(axis=1) if r.groups > 1 else end.ravel() * r.sizes
+        if r.dropping:
+            first = np.maximum(first, r.first_blocks(starts))
+            r.first[rows] = first
+            np.minimum(quiet, r.drop_positions(first) + 1, out=quiet)
+        r.end[rows] = end
+        shared_now = r.shared[rows]
+        r.quiet_to[rows] = np.where(shared_now, 0, quiet) if np.count_nonzero(shared_now) else quiet
+        entering = r.entering[rows]
+        if np.count_nonzero(entering):  # the worker has nothing yet
+            before, kept_to = np.where(entering[:, None], 0, before), np.where(entering[:, None], first, kept_to)
+            r.entering[rows] = False
+        elif not copied:
+            new = counts
+            told = (new > 0).nonzero()[0] if first is before else ((first > before).ravel() | (new > 0)).nonzero()[0]
+            return self._deltas(rows, groups, first - before, kept_to - first, new, told, ids), copies, new_blocks
+        drops, new = first - before, (end - kept_to).ravel()
+        told = (drops.ravel().astype(np.bool_) | (new > 0)).nonzero()[0]
+        sent = r.blocks.gather(flat[told], (kept_to - r.held(rows)).ravel()[told], new[told])
+        return self._deltas(rows, groups, drops, kept_to - first, new, told, sent), copies, new_blocks
+
+    def _deltas(
+        self, rows: Ints, groups: Ints, drops: Ints, keeps: Ints, new: Ints, told: Ints, ids: Ints
+    ) -> TableDeltas:
+        numbers = np.empty((5, len(groups)), np.int32)
+        numbers[0] = rows if self._requests.groups == 1 else rows.repeat(self._requests.groups)
+        numbers[1], numbers[2], numbers[3], numbers[4] = groups, drops.ravel(), keeps.ravel(), new
+        if len(told) < len(groups):
+            numbers = numbers[:, told]
+        return TableDeltas(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], ids)
 
     def whole(self) -> Part:
         """All its requests, in the order in which they were added."""
@@ -371,6 +387,13 @@ class Step:
             if part is not None:
                 parts.append(part)
         return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _columns(*columns: Ints) -> Ints:
+    table = np.empty((len(columns[0]), len(columns)), np.int32)
+    for i, column in enumerate(columns):
+        table[:, i] = column
+    return table
 
 
 def _as_part(entries: Sequence[Entry]) -> Part:

@@ -30,6 +30,7 @@ class Victims:
         self._hits: Ints = np.zeros(count, np.uint8)
         self._reach: Ints = np.zeros(count, np.int32)
         self._clock = 0
+        self.minds_reach = policy.levels > 1
 
     def __len__(self) -> int:
         """Blocks in all."""
@@ -90,8 +91,7 @@ class Victims:
 
     def reached(self, blocks: Ints, tokens: int | Ints) -> None:
         """Requests of so many tokens have read these."""
-        if len(self._reach):
-            np.maximum.at(self._reach, blocks, tokens)
+        np.maximum.at(self._reach, blocks, np.asarray(tokens, np.int32))
 
     def forget(self, blocks: Ints) -> None:
         """These serve other content now."""

@@ -204,15 +204,14 @@ def lookup(groups: int) -> dict[str, Callable[[], Measured]]:
         first = mine.manager.begin(prompt)
         mine.prefill(first)
         mine.manager.free([first])
-        row, spent = mine.manager.begin(prompt), 0.0
-        for i in range(101):
-            other = mine.manager.begin(tokens(17, rng))
-            mine.prefill(other)
-            mine.manager.free([other])
-            started = now()
+        row, prefixes = mine.manager.begin(prompt), mine.manager._prefixes
+        require(mine.manager.lookup(row) == 8176)  # makes the digests
+        started = now()
+        for _ in range(100):
+            prefixes._version += 1  # as any commit does: what was found before counts no more
             hit = mine.manager.lookup(row)
-            spent += (now() - started) * (i > 0)  # the first makes the digests
-            require(hit == 8176)
+        spent = now() - started
+        require(hit == 8176)
         return 100, spent
 
     def theirs() -> Measured:
