@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvcore.cli.commands import Command
 from kvcore.cli.result import DONE, NO, Job, Result
 from kvcore.config.schema import GeneratingKeys, ModelRoot, check_samples
 from kvcore.errors import ConfigError
+from kvcore.models.stored_as import known_kind
 from kvcore.settings.key import key
 
+if TYPE_CHECKING:
+    from kvcore.engine.settings import EngineSettings
+
 # What acts on a case of the kit; the rest is of a whole model.
-OF_A_CASE = ("a", "b", "case", "device", "output")
+OF_A_CASE = ("a", "b", "case", "cache.content", "device", "output")
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ def execute(job: Job[Keys]) -> Result:
 
         facts = device_of(job.composed, present=True)
         specs = [job.registry.backend(name) for name in (a, b)]
-        divergence = diff_case(what, specs, config.backends, facts)
+        content = known_kind("cache.content", config.cache.content, job.registry.contents)
+        divergence = diff_case(what, specs, config.backends, facts, content=content)
     else:
         prompts = gather(job.prompts, config.prompts)
         with Display() as display:
@@ -82,10 +88,19 @@ def execute(job: Job[Keys]) -> Result:
 
             job.registry.configure(config.plugins)
             divergence = diff_model(
-                built.settings, (a, b), job.registry, prompts, config.sampling, chat=built.chat, progress=display.stage
+                built.settings,
+                (a, b),
+                job.registry,
+                prompts,
+                config.sampling,
+                chat=built.chat,
+                plain=_without_content(job),
+                progress=display.stage,
             )
         what = f"{built.model}, {len(prompts)} prompts"
-    document = {"a": a, "b": b, "what": what, **divergence.as_dict()}
+    document = {"a": a, "b": b, "what": what, "stored": divergence.stored, **divergence.as_dict()}
+    if divergence.stored is not None:
+        what += f" ({a} stores {divergence.stored[0]}, {b} {divergence.stored[1]})"
     largest = f"{divergence.compared} outputs compared, largest difference {divergence.max_abs_error:.3g}"
     if divergence.first is None:
         return Result(document, f"{a} and {b} agree on {what}: {largest}", DONE)
@@ -96,6 +111,17 @@ def execute(job: Job[Keys]) -> Result:
         f"tolerance {divergence.first_tolerance:.3g}; {largest}"
     )
     return Result(document, text, NO)
+
+
+def _without_content(job: Job[Keys]) -> EngineSettings | None:
+    """The settings without `cache.content`, where it asks for a plugin's."""
+    from kvcore.config.build import build
+
+    config = job.composed.config
+    if config.cache.content == "auto":
+        return None
+    plain = replace(config, cache=replace(config.cache, content="auto"))
+    return build(replace(job.composed, config=plain), job.registry, purpose="run").settings
 
 
 def _name(job: Job[Keys], side: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ import torch
 from kvcore.attention.declaration import BackendSpec, DeviceFacts
 from kvcore.diff.divergence import Divergence, OutputRow, as_array
 from kvcore.errors import BackendError, BackendUnavailableError, BackendUnsupportedError, ConfigError
+from kvcore.spec.content import Content
 from kvcore.testing.cases.answers import raised
-from kvcore.testing.cases.base import find_base, here, switch_on
+from kvcore.testing.cases.base import content_refused, find_base, here, switch_on
 from kvcore.testing.cases.case import Base, Case
 from kvcore.testing.cases.catalogue import all_cases
 from kvcore.testing.cases.outcome import CheckFailure, Refused
@@ -24,7 +26,12 @@ from kvcore.testing.oracle.tolerance import output_tolerance
 
 
 def diff_case(
-    case_id: str, specs: Sequence[type[BackendSpec]], options: Mapping[str, Any], facts: DeviceFacts | None = None
+    case_id: str,
+    specs: Sequence[type[BackendSpec]],
+    options: Mapping[str, Any],
+    facts: DeviceFacts | None = None,
+    *,
+    content: type[Content] | None = None,
 ) -> Divergence:
     """Where two backends part on one step of the kit.
 
@@ -35,16 +42,22 @@ def diff_case(
         specs: The two declarations.
         options: Options by backend name; defaults where one is missing.
         facts: The device; None is the one of this machine.
+        content: A plugin's content; a side that does not take it stores plain keys and values.
 
     Raises:
-        ConfigError: There is no such case.
+        ConfigError: There is no such case, or it stores what the content cannot stand in for.
         BackendError: One of them cannot serve the case, cannot run here, or fails in it.
     """
     device = facts or here()
-    targets = [_target(spec, options, device) for spec in specs]
+    targets = [_target(spec, options, device, content) for spec in specs]
+    if content is not None and all(target.content is None for target in targets):
+        raise BackendUnsupportedError(
+            "neither backend takes this content", field="cache.content", got=content.kind, allowed="auto"
+        )
     case = _case(case_id, _common_base(targets))
-    (scene, first), (_, second) = (_run(case, target) for target in targets)
-    divergence = Divergence()
+    cases = [_over(case, target.content) for target in targets]
+    (scene, first), (_, second) = (_run(c, target) for c, target in zip(cases, targets, strict=True))
+    divergence = Divergence(stored=None if content is None else (cases[0].kind, cases[1].kind))
     rows = [(s, seq.computed + i) for s, seq in enumerate(case.seqs) for i in range(seq.scheduled)]
     for layer, a, b in zip(scene.layers, first, second, strict=True):
         q = layer.query
@@ -57,13 +70,28 @@ def diff_case(
     return divergence
 
 
-def _target(spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts) -> Target:
+def _over(case: Case, content: type[Content] | None) -> Case:
+    stored = case.storing(content)
+    if stored is None:
+        raise ConfigError(
+            f"{case.id} stores what this content cannot stand in for",
+            field="cache.content",
+            got=content and content.kind,
+            allowed="auto",
+        )
+    return stored
+
+
+def _target(
+    spec: type[BackendSpec], options: Mapping[str, Any], device: DeviceFacts, content: type[Content] | None
+) -> Target:
     target, missing = switch_on(spec, options.get(spec.name, spec.Config()), device)
     if missing is not None:
         raise BackendUnavailableError(
             f"backend {spec.name} cannot run on this machine: {missing}", field="backend", got=spec.name
         )
-    return target
+    over = replace(target, content=content)
+    return target if content is None or content_refused(over) is not None else over
 
 
 def _common_base(targets: Sequence[Target]) -> Base:

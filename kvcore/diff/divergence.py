@@ -45,6 +45,7 @@ class Divergence:
         first_error, first_tolerance: Its worst element.
         max_abs_error: The largest difference of all elements, infinite where one side alone is not finite.
         compared: Elements compared.
+        stored: Kind of the content of each side, where the two were asked to store a plugin's.
     """
 
     first: OutputRow | None = None
@@ -52,6 +53,7 @@ class Divergence:
     first_tolerance: float = 0.0
     max_abs_error: float = 0.0
     compared: int = 0
+    stored: tuple[str, str] | None = None
 
     @property
     def equal(self) -> bool:

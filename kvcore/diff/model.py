@@ -10,9 +10,9 @@ from kvcore.diff.divergence import Divergence
 from kvcore.diff.shadow import add_shadow
 from kvcore.engine.core import Announce
 from kvcore.engine.llm import LLM
-from kvcore.engine.planning import prepare_plan
+from kvcore.engine.planning import prepare_plan, select
 from kvcore.engine.settings import EngineSettings, SamplingParams
-from kvcore.errors import ConfigError, IntegrityError
+from kvcore.errors import BackendUnsupportedError, ConfigError, IntegrityError
 from kvcore.plan.config import KVCacheConfig
 from kvcore.registry.registry import Registry
 from kvcore.worker.executor.inline import InlineExecutor
@@ -26,6 +26,7 @@ def diff_model(
     sampling: SamplingParams,
     *,
     chat: bool = False,
+    plain: EngineSettings | None = None,
     progress: Announce | None = None,
 ) -> Divergence:
     """Answer prompts with the first backend, and put every layer of every step through the second as well.
@@ -37,13 +38,18 @@ def diff_model(
         prompts: Texts, or sequences of token ids.
         sampling: How far to go; the tokens are the first backend's.
         chat: Wrap texts in the chat template.
+        plain: Where `settings` store a plugin's content: the same without it, for a side that does not take it.
         progress: Called with a line of text before each long piece of work.
 
     Raises:
         BackendError: One of the two cannot serve a layer.
         ConfigError, CapacityError: They cannot work on blocks of one size, or on groups alike.
     """
-    sides = [replace(settings, backend=replace(settings.backend, backend=n, by_kind={})) for n in names]
+    sides = [_side(settings, name, registry, plain) for name in names]
+    if plain is not None and all(side.facts == plain.facts for side in sides):
+        raise BackendUnsupportedError(
+            "neither backend takes this content", field="cache.content", got=settings.cache.content, allowed="auto"
+        )
     sides = _alike(sides, registry)
     llm = LLM(sides[0], registry, progress)
     executor = llm.core.executor
@@ -58,11 +64,28 @@ def diff_model(
         llm.core.add_request(name, ids, sampling)
     if progress is not None:
         progress("comparing layer by layer")
+    if plain is not None:
+        first, second = ("+".join(sorted({c.spec.content.kind for c in s.facts.caches})) for s in sides)
+        divergence.stored = (first, second)
     while llm.core.has_unfinished:
         llm.core.step()
     if not divergence.compared:
         raise IntegrityError("nothing was compared", field="compared", got=0, allowed=">= 1")
     return divergence
+
+
+def _side(settings: EngineSettings, name: str, registry: Registry, plain: EngineSettings | None) -> EngineSettings:
+    """The settings of one side: those of `plain` where its backend does not take the content."""
+    asked = replace(settings, backend=replace(settings.backend, backend=name, by_kind={}))
+    if plain is None:
+        return asked
+    try:
+        select(asked, registry, purpose="run")
+    except BackendUnsupportedError as refused:
+        if refused.field != "content":
+            raise
+        return replace(asked, facts=plain.facts, cache=plain.cache)
+    return asked
 
 
 def _alike(sides: Sequence[EngineSettings], registry: Registry) -> list[EngineSettings]:

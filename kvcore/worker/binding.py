@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,14 +52,16 @@ def bind(
     unit: list[str] = []
     queries = facts.queries
     for group in config.kv_cache_groups:
-        caches = [c for c in (*group.cache_ids, *group.shared) if c in queries]
         if group.backend is None:
             continue
         backend = backends[group.backend]
+        caches = sorted(c for c in (*group.cache_ids, *group.shared) if c in queries)
+        # What a cache stores is the plan's word: `kvcore diff` plans one model for two contents.
+        asked = {c: replace(queries[c], content=group.spec.content.kind) for c in caches}
         # Layers of one KV group may still ask unlike things (a mask, a soft-cap): one group for each.
-        for query in dict.fromkeys(queries[c] for c in caches):
+        for query in dict.fromkeys(asked.values()):
             members = []
-            for cache in sorted(c for c in caches if queries[c] == query):
+            for cache in (c for c in caches if asked[c] == query):
                 own = {name: t.float() for name, t in parameters(cache).items()}
                 if query.quant in ("tensor", "head") and not own.keys() & {"k_scale", "v_scale"}:
                     shape = () if query.quant == "tensor" else (query.num_kv_heads,)

@@ -189,9 +189,45 @@ def test_the_default_model_from_the_command_line(call: Any) -> None:
     assert 0 < document["max_abs_error"] < 1e-3
 
 
+CONTENT = ("cache.content=normed_kv", "a=torch", "b=example")
+
+
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's backend, without the one field that is its content's own."""
+    backend = sys.modules["kvcore_example.backend"].ExampleBackend
+    right = backend._gather
+
+    def gather(name: str, cache: Any, blocks: Any) -> Any:
+        return right(name, {n: view for n, view in cache.items() if n != "k_norm"}, blocks)
+
+    monkeypatch.setattr(backend, "_gather", staticmethod(gather))
+
+
+def test_a_content_of_one_s_own_on_a_case(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side that does not take it stores plain keys and values, and the answer says so."""
+    status, document = call(*CONTENT, "case=L2.attend.base.mixed")
+    assert (status, document["equal"], document["stored"]) == (0, True, ["kv", "normed_kv"])
+    forgets(monkeypatch)
+    status, document = call(*CONTENT, "case=L2.attend.base.mixed")
+    assert (status, document["first"]["token"]) == (1, 8)
+
+
+def test_a_content_of_one_s_own_on_a_model(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--prompt", "Hello", "sampling.max_tokens=2", "cache.memory=64MiB", "engine.max_model_len=128")
+    status, document = call(*CONTENT, *words)
+    assert (status, document["equal"], document["stored"]) == (0, True, ["kv", "normed_kv"])
+    forgets(monkeypatch)
+    status, document = call(*CONTENT, *words)
+    assert (status, document["first"]["layer"]) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
     [
+        (("a=torch", "b=torch", "cache.content=normed_kv", "case=L2.attend.base.mixed"), "cache.content"),
+        (("a=torch", "b=torch", "cache.content=normed_kv", "--prompt", "x"), "cache.content"),
+        (("a=torch", "b=example", "cache.content=nothing", "case=L2.attend.base.mixed"), "cache.content"),
+        ((*CONTENT, "case=L2.attend.base.mixed", "cache.memory=64MiB"), "case"),
         (("a=torch",), "b"),
         (("b=torch",), "a"),
         (("a=torch", "b=nosuch"), "b"),
