@@ -18,9 +18,10 @@ from kvcore.engine.request import Request, RequestStatus, not_finite
 from kvcore.engine.roster import Roster
 from kvcore.engine.writers import Writers
 from kvcore.errors import CapacityError, IntegrityError
+from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.manager import KVCacheManager
 from kvcore.manage.ragged import Ints
-from kvcore.manage.step import Step, StepAllocation
+from kvcore.manage.step import Step
 from kvcore.worker.messages import Entry, SchedulerOutput, StepResult
 
 

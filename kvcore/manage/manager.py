@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvcore.errors import IntegrityError, RequestError
+from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.block_hash import Extra, check_extras, token_array
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.dead_blocks import DeadBlocks
@@ -16,10 +17,10 @@ from kvcore.manage.explain import Explainer, Miss
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
 from kvcore.manage.prefix_cache import Hit
-from kvcore.manage.prefixes import Prefixes
+from kvcore.manage.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
-from kvcore.manage.step import Step, StepAllocation
+from kvcore.manage.step import Step
 from kvcore.plan.config import KVCacheConfig
 
 _NOBODY: Ints = np.zeros(0, np.int64)
@@ -78,6 +79,7 @@ class KVCacheManager:
             config.num_blocks, policy=eviction or LRU, on_evict=self._prefixes.remove, on_death=self._dead.died
         )
         self._explainer = Explainer(self.requests, self._prefixes.cache, explain_history, enabled=prefix_caching)
+        self._pins = Pins(self._pool)
         self._open: Step | None = None  # begun, and nothing changed since
         self._steps: dict[int, tuple[Ints, Ints]] = {}  # not committed: (rows, ends)
         self._step = 0
@@ -234,7 +236,7 @@ class KVCacheManager:
             raise IntegrityError("steps are committed once each, in order", field="step", got=step, allowed=due)
         members, ends = self._steps[step]
         r = self.requests
-        known, everyone = self._check_sampled(members, ends, rows, tokens)
+        known, everyone = r.check_sampled(members, ends, rows, tokens)
         del self._steps[step]
         self._open = None
         r.tokens.append(rows, tokens)
@@ -246,38 +248,6 @@ class KVCacheManager:
         due_rows = members[ends > r.settled_to[members]]
         if len(due_rows):
             self._settle(due_rows, step)
-
-    def _check_sampled(self, members: Ints, ends: Ints, rows: Ints, tokens: Ints) -> tuple[Ints, bool]:
-        """How many tokens each member will know, and whether each gets one."""
-        known = self.requests.known[members]
-        everyone = len(rows) == len(members) and not np.count_nonzero(rows != members)
-        if everyone:
-            known = known + 1
-        else:
-            got = np.isin(members, rows)
-            if np.count_nonzero(got) != len(rows):
-                outside = [row for row in rows.tolist() if row not in set(members.tolist())]
-                raise RequestError(
-                    "tokens of a request that the step did not include, or twice of one",
-                    field="rows",
-                    got=outside or rows.tolist(),
-                )
-            known = known + got
-        if np.count_nonzero(tokens >> 32):
-            raise RequestError(
-                "token ids must be integers of 32 bits", field="tokens", got=tokens.tolist(), allowed="0 .. 2**32 - 1"
-            )
-        unknown = (ends > known).nonzero()[0]
-        if len(unknown):
-            i = int(unknown[0])
-            name = self.requests.name(int(members[i]))
-            raise RequestError(
-                f"request {name} has computed {ends[i]} tokens and knows {known[i]}",
-                field="tokens",
-                got=name,
-                remedy="commit the sampled tokens of earlier steps",
-            )
-        return known, everyone
 
     def _settle(self, rows: Ints, step: int) -> None:
         """Offer the blocks that are full now to the prefix cache, and give up what no later query reads."""
@@ -393,6 +363,20 @@ class KVCacheManager:
         """Why the prefix hit of a request, when it was admitted, was no longer."""
         return self._explainer.miss(name)
 
+    def pin(self, row: int) -> int:
+        """Keep what a request has cached, a system prompt say, until `unpin`: no full cache evicts it.
+
+        Pinned blocks count as used. After a reset of the cache they hold nothing that can be hit.
+        """
+        self.requests.check(np.array([row]))
+        self._open = None
+        return self._pins.add(self._prefixes.known(row))
+
+    def unpin(self, pin: int) -> None:
+        """Let go of what `pin` kept; `RequestError` for a number that is not held."""
+        self._open = None
+        self._pins.remove(pin)
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached content (new weights, say); requests that run now will not enter it again."""
         self._open = None
@@ -401,4 +385,4 @@ class KVCacheManager:
 
     def check_integrity(self) -> None:
         """Prove that every id is in one state, counted right, and owned by one group; O(pool)."""
-        self._pool.check_integrity(check_rows(self.requests, self._prefixes.cache))
+        self._pool.check_integrity(self._pins.count(check_rows(self.requests, self._prefixes.cache)))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvcore.errors import RequestError
 from kvcore.manage.block_hash import BlockHasher, Chain, Extra
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.events import Cleared, EventLog, Removed, Stored
@@ -162,3 +163,36 @@ class Prefixes:
         self._version += 1
         self._events.add(Cleared())
         return self.cache.clear()
+
+
+class Pins:
+    """Prefixes that stay cached until they are given free again, however full the cache is.
+
+    Args:
+        pool: The blocks.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._pinned: dict[int, Ints] = {}
+        self._made = 0
+
+    def add(self, blocks: Ints) -> int:
+        """Hold these blocks; returns the number of the pin."""
+        self._pool.share(blocks)
+        self._made += 1
+        self._pinned[self._made] = blocks
+        return self._made
+
+    def remove(self, pin: int) -> None:
+        """Let go of a pin; `RequestError` for one that is not held."""
+        if pin not in self._pinned:
+            raise RequestError("nothing is pinned under this number", field="pin", got=pin, allowed=list(self._pinned))
+        self._pool.release(self._pinned.pop(pin)[::-1], 0)
+
+    def count(self, holders: dict[int, int]) -> dict[int, int]:
+        """`holders` of each block, and the pins that hold it."""
+        for blocks in self._pinned.values():
+            for block in blocks.tolist():
+                holders[block] = holders.get(block, 0) + 1
+        return holders

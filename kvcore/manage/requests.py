@@ -164,6 +164,42 @@ class Requests:
         if len(set(numbers)) < len(numbers):
             raise RequestError("a request is named twice", field="rows", got=numbers)
 
+    def check_sampled(self, members: Ints, ends: Ints, rows: Ints, tokens: Ints) -> tuple[Ints, bool]:
+        """How many tokens each member of a step will know, and whether each gets one.
+
+        Raises:
+            RequestError: See `KVCacheManager.commit`.
+        """
+        known = self.known[members]
+        everyone = len(rows) == len(members) and not np.count_nonzero(rows != members)
+        if everyone:
+            known = known + 1
+        else:
+            got = np.isin(members, rows)
+            if np.count_nonzero(got) != len(rows):
+                outside = [row for row in rows.tolist() if row not in set(members.tolist())]
+                raise RequestError(
+                    "tokens of a request that the step did not include, or twice of one",
+                    field="rows",
+                    got=outside or rows.tolist(),
+                )
+            known = known + got
+        if np.count_nonzero(tokens >> 32):
+            raise RequestError(
+                "token ids must be integers of 32 bits", field="tokens", got=tokens.tolist(), allowed="0 .. 2**32 - 1"
+            )
+        unknown = (ends > known).nonzero()[0]
+        if len(unknown):
+            i = int(unknown[0])
+            name = self.name(int(members[i]))
+            raise RequestError(
+                f"request {name} has computed {ends[i]} tokens and knows {known[i]}",
+                field="tokens",
+                got=name,
+                remedy="commit the sampled tokens of earlier steps",
+            )
+        return known, everyone
+
     def name(self, row: int) -> str:
         """What people call a request."""
         origin = self.origins[row] if 0 <= row < len(self.origins) else None

@@ -1,72 +1,18 @@
-"""`Step`: what a step asks for, worked out before anything changes; `StepAllocation`: what it gets. Integers only."""
+"""`Step`: what a step asks for, worked out before anything changes. Integers only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvcore.errors import IntegrityError, OutOfBlocksError, RequestError
+from kvcore.manage.allocation import TableDeltas
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.prefix_cache import Hit
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
-
-
-class TableDeltas(NamedTuple):
-    """How rows of block tables change; what is not named stays as it is.
-
-    ::
-
-        row = row[drop:][:keep] + the next `count` of `ids`
-        first_block = first_block + drop
-
-    The row of a request that enters (by admission or by fork) starts as empty, with first_block 0.
-
-    Attributes:
-        rows, groups: int32 [n], which.
-        drops: int32 [n], entries that fall out at the front; may exceed the length of the row.
-        keeps: int32 [n], entries kept after that; those behind them are replaced.
-        counts: int32 [n], new entries at the end.
-        ids: int32 [sum of counts], the new entries of all, one after the other.
-    """
-
-    rows: Ints
-    groups: Ints
-    drops: Ints
-    keeps: Ints
-    counts: Ints
-    ids: Ints
-
-
-@dataclass(frozen=True)
-class StepAllocation:
-    """The blocks of one step.
-
-    Attributes:
-        step: Number of the step, from 1.
-        rows: int64 [n], the requests as they were asked for.
-        starts, ends: int64 [n], the tokens of each that the step computes.
-        deltas: How their block tables change.
-        copies: int32 [n, 3] (group, from block, to block), to be done before the model runs.
-        new_blocks: int32 [n, 2] (group, block) handed out in this step; their old content is of no use.
-        cached_tokens: Per row admitted in this step, the tokens that the prefix cache gave it.
-        dead: int32 [n, 2] (group that wrote it, block) whose content died since the step before, where the manager
-            tracks that; a block may be dead and new in one step.
-    """
-
-    step: int
-    rows: Ints
-    starts: Ints
-    ends: Ints
-    deltas: TableDeltas
-    copies: Ints
-    new_blocks: Ints
-    cached_tokens: Mapping[int, int]
-    dead: Ints
-
 
 _NONE: Ints = np.zeros(0, np.int32)
 _NO_CHANGE = TableDeltas(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE), _NONE.reshape(0, 3), _NONE.reshape(0, 2)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 
+from kvcore.manage.allocation import TableDeltas
 from kvcore.manage.ragged import Ints
-from kvcore.manage.step import TableDeltas
 
 NOTHING = -1  # in place of a token id: there is none that could be drawn
 NO_TOKEN = "every token that may come now has minus infinity"  # said of such a row

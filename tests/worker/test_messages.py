@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcore.manage.step import TableDeltas
+from kvcore.manage.allocation import TableDeltas
 from kvcore.worker.messages import Entry, SampleAsk, SchedulerOutput
 
 ids = st.integers(0, 2**31 - 1)
