@@ -32,6 +32,8 @@ NEEDED = {
     "zamba2": {"num_hidden_layers": 54},
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "mlp"]},
     "gemma3n_text": {"num_hidden_layers": 35},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 # No class of these is known to transformers; their formulas are those of the types beside them.
 NO_CLASS = {
@@ -62,7 +64,9 @@ SWITCHES = (
     "use_bias",
     "use_conv_bias",
     "use_double_wide_mlp",
+    "lm_head_bias",
     "use_parallel_residual",
+    "use_post_norm",
     "use_qk_norm",
     "use_qkv_bias",
     "use_shared_attention_adapter",
@@ -96,8 +100,8 @@ def types():
     return sorted(set(RECIPES) - set(NO_CLASS))
 
 
-# A switch that a class reads otherwise than any checkpoint: untied, its blocks are no longer shared.
-UNREAL = {("zamba2", "tie_word_embeddings")}
+# Switches that a class reads otherwise than any checkpoint (untied, Zamba2 shares no blocks), or does not take.
+UNREAL = {("zamba2", "tie_word_embeddings"), ("internlm3", "attention_bias"), ("internlm3", "mlp_bias")}
 
 
 def small(name, **changes):

@@ -9,7 +9,7 @@ from typing import Any
 from kvcore.errors import ModelError, PluginError
 from kvcore.models.config_json import Fields
 from kvcore.models.facts import ModelAdapter, ModelFacts
-from kvcore.models.families import compressed, decoder, encoder, latent, legacy, mamba2, recurrent, window
+from kvcore.models.families import compressed, decoder, encoder, latent, legacy, mamba2, recurrent, unproven, window
 from kvcore.settings.cache import CacheSettings
 
 BUILT_IN: tuple[type[ModelAdapter], ...] = (
@@ -21,6 +21,7 @@ BUILT_IN: tuple[type[ModelAdapter], ...] = (
     *recurrent.ADAPTERS,
     *mamba2.ADAPTERS,
     *encoder.ADAPTERS,
+    *unproven.ADAPTERS,
 )
 
 

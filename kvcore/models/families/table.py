@@ -16,7 +16,7 @@ SAMPLE = {
     "num_attention_heads": 4,
     "num_heads": 2,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 16384,
     "vocab_size": 256,
     "dtype": "float32",
     "sliding_window": 16,

@@ -20,6 +20,7 @@ from kvcore.models.parameters.feed_forward import (
     times,
 )
 from kvcore.models.parameters.recipe import Recipe
+from kvcore.models.parameters.recipes_more import MORE_RECIPES
 from kvcore.models.parameters.recipes_own import OWN_RECIPES
 from kvcore.models.parameters.states import delta_net, kimi_delta, mamba1, mamba2, short_convolution
 
@@ -63,6 +64,7 @@ QWEN_SHARED = both(experts(), shared("shared_expert_intermediate_size", gate=Tru
 
 RECIPES: Mapping[str, Recipe] = {
     **OWN_RECIPES,
+    **MORE_RECIPES,
     "llama": Recipe((softmax(BIASED),), gated(bias="mlp_bias")),
     "mistral": Recipe((softmax(),), gated()),
     "ministral": Recipe((softmax(),), gated()),

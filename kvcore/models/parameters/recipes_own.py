@@ -153,7 +153,8 @@ def granite_layer(fields: Fields, index: int) -> Weights:
         if fields.optional("num_local_experts", least=0)
         else []
     )
-    return routed + gated("shared_intermediate_size", name="shared_mlp")(fields, index)
+    wide = width(fields, "shared_intermediate_size", least=0)
+    return routed + (gated(lambda _: wide, name="shared_mlp")(fields, index) if wide else [])
 
 
 # Zamba2: a few blocks of attention over twice the width, shared by all hybrid layers; adapters tell those apart.
@@ -344,6 +345,7 @@ OWN_RECIPES: Mapping[str, Recipe] = {
     "longcat_flash": Recipe((latent(),), longcat_layer),
     "nemotron_h": Recipe((softmax(), mamba2("use_bias", "use_conv_bias")), nemotron_layer, norms=1, tied=False),
     "granitemoehybrid": Recipe((softmax(BIASED), mamba2()), granite_layer),
+    "granitemoeshared": Recipe((softmax(BIASED),), granite_layer),
     "zamba2": Recipe((zamba2_heads, mamba2("add_bias_linear", True)), None, norms=1, extra=zamba2_shared),
     "whisper": Recipe(
         (softmax(True, key_bias=False),),
