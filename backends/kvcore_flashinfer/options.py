@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcore.backend import AttentionQuery, ConfigError
 
@@ -27,8 +27,8 @@ class FlashInferOptions:
         emulate: Run the library's Python over a stand-in for its kernels, on a CPU; proves calls only.
     """
 
-    layout: str = "auto"
-    decode: str = "auto"
+    layout: str = field(default="auto", metadata={"choices": LAYOUTS})
+    decode: str = field(default="auto", metadata={"choices": DECODES})
     workspace_bytes: int = 128 << 20
     emulate: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
@@ -45,6 +45,7 @@ class TorchBackendSpec(BackendSpec):
     Config = TorchOptions
     # The same shapes run through the same operations in the same order. Not batch-invariant: a matrix
     # product may round otherwise when a sequence's queries are cut into other pieces.
+    conform_options: ClassVar[Sequence[Mapping[str, Any]]] = ({"kernel_block_size": 16, "layout": "kv_first"},)
     deterministic = True
     # Only visible keys and values take part in arithmetic; the rest of a gathered block is sliced off.
     reads_unwritten_slots = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcore.backend import ConfigError
 
@@ -18,7 +18,7 @@ class TorchOptions:
         kernel_block_size: Tokens of a kernel block; None works in the manager's blocks as they are.
     """
 
-    layout: str = "auto"
+    layout: str = field(default="auto", metadata={"choices": LAYOUTS})
     kernel_block_size: int | None = None
 
     def __post_init__(self) -> None:

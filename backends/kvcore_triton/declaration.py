@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvcore.backend import (
     AttentionQuery,
@@ -49,6 +49,12 @@ class TritonBackendSpec(BackendSpec):
     deterministic = True
     reads_unwritten_slots = False
     max_offset_bits = 63
+    # Keys that several programs share, and tiles of another shape.
+    conform_options: ClassVar[Sequence[Mapping[str, Any]]] = (
+        {"num_splits": 4},
+        {"num_splits": 3, "block_n": 32},
+        {"block_m": 32, "block_n": 16},
+    )
     stand_ins: ClassVar[Mapping[str, str]] = {"interpret": "interpreter"}
 
     @classmethod

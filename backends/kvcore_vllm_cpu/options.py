@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvcore.backend import ConfigError
 
@@ -20,7 +20,7 @@ class VllmCpuOptions:
             it has the head dimension, as vLLM chooses.
     """
 
-    isa: str = AUTO
+    isa: str = field(default=AUTO, metadata={"choices": (AUTO, *TOKENS)})
 
     def __post_init__(self) -> None:
         if self.isa not in (AUTO, *TOKENS):

@@ -71,6 +71,8 @@ class BackendSpec(ABC):
         stand_ins: Boolean options that replace a missing device, and the level of proof each one leads
             to, such as ``{"interpret": "interpreter", "emulate": "emulated"}``; best first. `conform`
             switches them on by itself where the device is missing, and `auto` never chooses them.
+        conform_options: Options under which other kernels run than by default, such as ``({"partition": 512},)``:
+            `conform` asks its questions under each set as well. Choices and booleans it tries by itself.
     """
 
     name: ClassVar[str]
@@ -84,6 +86,7 @@ class BackendSpec(ABC):
     reads_unwritten_slots: ClassVar[bool] = True
     max_offset_bits: ClassVar[int] = 31
     stand_ins: ClassVar[Mapping[str, str]] = {}
+    conform_options: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     @classmethod
     @abstractmethod

@@ -39,6 +39,7 @@ class WhereKeys:
     softcap: str | None = key(None, "the cap, or none")
     alibi: str | None = key(None, "true or false")
     phase: str | None = key(None, "prefill, chunked, decode, multi_token, mixed, prefix_hit, ...")
+    options: str | None = key(None, "given, or the options that a case changes, such as layout=hnd")
     context: str | None = key(None, "tokens of the longest sequence: 1-256, 257-512, 513-1024, 1025-4096 or 4097+")
     rows: str | None = key(None, "most tokens of one sequence in the step: 1, 2-64, 65-256 or 257+")
     tokens: str | None = key(None, "tokens of the step: 1-128, 129-1024 or 1025+")

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 from conformance.mutants.matrix import COMMAND, PAGE, REPORTS, first_kill, killing_levels, page, recorded
-from conformance.mutants.mutant import load
+from conformance.mutants.mutant import below, load
 from conformance.mutants.table import MUTANTS
 
 from kvcore.testing import cover, run
 from kvcore.testing.cases.case import LEVELS
+from kvcore.testing.cases.extents import BOUNDS
 
 BY_NAME = {m.name: m for m in MUTANTS}
 # One mutant a level that no other level kills, cheap to prove: the kit without the level calls it right.
@@ -29,14 +30,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken(folder):
-    return load("mutant_of_nothing", {}, folder)
+    """The victims as they are."""
+    names = {m.victim for m in MUTANTS}
+    return {name: load(f"{name}_as_it_is", {}, folder, name) for name in sorted(names)}
 
 
 def test_the_list():
     assert len(BY_NAME) == len(MUTANTS) >= 40
     per_level = Counter(m.level for m in MUTANTS)
     assert all(per_level[level] >= 5 for level in LEVELS)
-    lines = Counter((m.file, m.line) for m in MUTANTS)
+    lines = Counter((m.victim, m.file, m.line) for m in MUTANTS)
     assert [at for at, count in lines.items() if count > 1] == []
     assert {r for m in MUTANTS for r in m.reports} == set(REPORTS)
     assert all(m.selected() for m in MUTANTS)
@@ -51,7 +54,7 @@ def test_killed(name, folder, unbroken):
     # The same cases, up to the one that kills, pass where nothing is broken.
     cases = mutant.selected()
     until = [c.id for c in cases].index(killer) + 1
-    results = run(unbroken, cases[:until], probe_refused=False)
+    results = run(unbroken[mutant.victim], cases[:until], probe_refused=False)
     assert [(r.case.id, r.reason) for r in results if r.outcome == "failed"] == []
     assert results[-1].outcome == "passed"
     assert recorded()[name]["case"] == killer, f"out of date: run `{COMMAND} {name}`"
@@ -63,8 +66,24 @@ def test_no_level_can_be_left_out(level, folder):
     mutant = BY_NAME[ALONE[level]]
     assert mutant.level == level
     others = tuple(n for n in LEVELS if n != level)
-    spec = load(f"left_out_{mutant.name}", {mutant.file: mutant.source()}, folder)
+    spec = load(f"left_out_{mutant.name}", {mutant.file: mutant.source()}, folder, mutant.victim)
     assert killing_levels(spec, "quick", others, cover) == []
+
+
+def test_every_axis_of_size_kills_what_nothing_else_kills():
+    """At least two faults an axis; that nothing smaller notices them is shown in the long run."""
+    axes = Counter(m.past[0] for m in MUTANTS if m.past)
+    assert set(axes) == {*BOUNDS, "gqa", "head_dim"}
+    assert min(axes.values()) >= 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [m.name for m in MUTANTS if m.past])
+def test_nothing_smaller_notices(name, folder):
+    mutant = BY_NAME[name]
+    spec = load(f"below_{name}", {mutant.file: mutant.source()}, folder, mutant.victim)
+    results = run(spec, below(mutant.past), probe_refused=False)
+    assert [r.case.id for r in results if r.outcome == "failed"] == []
 
 
 def test_the_matrix():
@@ -85,14 +104,15 @@ def test_the_page_is_up_to_date():
 def test_levels_that_kill(name, folder):
     """The whole row of the matrix; for the mutants of ALONE, by the cases of level full too."""
     mutant = BY_NAME[name]
-    spec = load(f"whole_{name}", {mutant.file: mutant.source()}, folder)
+    spec = load(f"whole_{name}", {mutant.file: mutant.source()}, folder, mutant.victim)
     others = tuple(n for n in LEVELS if n != mutant.level)
     tier = "full" if name in ALONE.values() else "quick"
     assert killing_levels(spec, tier, others) == [n for n in recorded()[name]["levels"] if n in others]
 
 
 @pytest.mark.long
-def test_the_unbroken_backend_passes_at_full_level(unbroken):
-    results = run(unbroken, level="full")
+@pytest.mark.parametrize("name", sorted({m.victim for m in MUTANTS}))
+def test_the_unbroken_backends_pass_at_full_level(name, unbroken):
+    results = run(unbroken[name], level="full")
     assert [(r.case.id, r.reason) for r in results if r.outcome == "failed"] == []
     assert {r.case.level for r in results if r.outcome == "passed"} == set(LEVELS)

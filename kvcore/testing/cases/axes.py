@@ -32,6 +32,8 @@ COMBINED: Mapping[str, dict[str, Any]] = {
     "softcap+sinks+scale": {"softcap": 1.5, "sinks": True, "scale": 0.3},
     "everything": {"window": 9, "softcap": 2.0, "alibi": True, "sinks": True, "scale": 0.25, "gqa": 3},
 }
+# Sweeps of level full alone.
+AT_FULL = ("odd_head_dim",)
 Sweep = dict[str, tuple[dict[str, Any], Sequence[str]]]
 
 
@@ -64,10 +66,13 @@ def sweeps(base: Base) -> dict[str, Sweep]:
     gqa["all"] = ({"num_kv_heads": 1, "gqa": 8}, PHASES)
     chunks: Sweep = {name: ({"chunk": n}, longer) for name, n in (("P", p), ("P+3", p + 3), ("2P", 2 * p))}
     chunks["P+3.tail"] = ({"chunk": p + 3, "own_retention": True}, longer)
-    dims = [n for n in (32, 64, 80, 96, 128, 192, 256) if n != d]
+    dims = [n for n in (32, 64, 72, 80, 96, 120, 128, 192, 256, 320) if n != d]
+    # Every remainder of 16, for kernels that pack or pad.
+    odd = [n for n in range(65, 80) if n not in dims]
     return {
         "gqa": gqa,
         "head_dim": {str(n): ({"head_dim": n}, ("decode", "mixed")) for n in dims},
+        "odd_head_dim": {str(n): ({"head_dim": n}, ("mixed",)) for n in odd},
         "head_dim_v": {
             f"{a}x{b}": ({"head_dim": a, "head_dim_v": b}, ("decode", "mixed"))
             for a, b in ((2 * d, d), (d, 2 * d), (192, 128))

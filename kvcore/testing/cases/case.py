@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcore.attention.query import AttentionQuery, Mask
 from kvcore.spec.cache_spec import KVCacheSpec
@@ -35,6 +35,7 @@ AXES = (
     "softcap",
     "alibi",
     "phase",
+    "options",
     *BOUNDS,
 )
 LEVELS = ("L0", "L1", "L2", "L3", "L4", "L5")
@@ -110,9 +111,11 @@ class Case:
             or ``all``.
         neighbour: A second KV group in the same arena: "", ``window``, or a dtype.
         poison: What lies in slots that may not be read: ``nan``, ``inf`` or ``extreme``.
+        data: Numbers that are not plain normal ones: "", ``large``, ``low``, ``even`` or ``flat``.
         k_scale, v_scale: Scales of quantized caches: the constant, or the size of the data.
         variant: What the check does besides.
         window_name: The window in words, such as ``P+1``.
+        options: Options of the backend that are not those in use, by name.
         tier: ``quick`` cases run at both levels, ``full`` ones at level full alone.
         seed: Of the data and of the placement of blocks.
     """
@@ -150,10 +153,12 @@ class Case:
     kin: str = ""
     neighbour: str = ""
     poison: str = "nan"
+    data: str = ""
     k_scale: float = 1.0
     v_scale: float = 1.0
     variant: str = ""
     window_name: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
     tier: str = "quick"
     seed: int = 0
 
@@ -202,6 +207,11 @@ class Case:
         """Tiles of 16 queries by 16 keys over all heads and layers: what an interpreter's time follows."""
         tiles = sum(ceil_div(s.scheduled, 16) * (1 + ceil_div(s.length, 16)) for s in self.seqs)
         return max(1, tiles * self.num_heads * self.layers * (2 if self.neighbour else 1))
+
+    @property
+    def options_name(self) -> str:
+        """The options that it changes, in words."""
+        return ",".join(f"{name}={value}" for name, value in self.options) or "given"
 
     def mask(self) -> Mask:
         """The mask."""
@@ -305,11 +315,12 @@ class Case:
             "softcap": "none" if self.softcap is None else self.softcap,
             "alibi": self.alibi,
             "phase": self.phase,
-            **{axis: extent(axis, size) for axis, size in self._sizes().items()},
+            "options": self.options_name,
+            **{axis: extent(axis, self.sizes()[axis]) for axis in BOUNDS},
         }
 
-    def _sizes(self) -> dict[str, int]:
-        """How large the case is along the axes of `BOUNDS`."""
+    def sizes(self) -> dict[str, int]:
+        """How large the case is, as far as that is a number."""
         return {
             "context": self.longest,
             "rows": max(s.scheduled for s in self.seqs),
@@ -318,6 +329,8 @@ class Case:
             "blocks": ceil_div(self.longest, self.kernel_block_size),
             "heads": self.num_heads,
             "kv_heads": self.num_kv_heads,
+            "gqa": self.gqa,
+            "head_dim": self.head_dim,
         }
 
     def matches(self, where: dict[str, str]) -> bool:

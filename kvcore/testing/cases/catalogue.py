@@ -15,6 +15,7 @@ from kvcore.testing.cases import axes as ax
 from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
 from kvcore.testing.cases.case import LEVELS, Base, Case
 from kvcore.testing.cases.covering import BUDGETS, cover
+from kvcore.testing.cases.precision import precise
 from kvcore.testing.cases.robust import level_3, level_4, level_5
 from kvcore.testing.cases.sizes import sizes
 from kvcore.testing.cases.write import level_0, level_1
@@ -60,13 +61,15 @@ def level_2(m: CaseBuilder) -> Iterator[Case]:
         for name, (changes, phases) in values.items():
             first = next(p for p in turns if p in phases)
             for phase in phases:
-                yield m.attend(f"{axis}={name}", phase, tier="quick" if phase == first else "full", **changes)
+                quick = phase == first and axis not in ax.AT_FULL
+                yield m.attend(f"{axis}={name}", phase, tier="quick" if quick else "full", **changes)
     yield from _windows(m)
     for name, changes in ax.COMBINED.items():
         for i, phase in enumerate(("mixed", "decode", "chunked")):
             yield m.attend(name, phase, tier="quick" if i == 0 else "full", **changes)
     yield from _quantized(m)
     yield from sizes(m)
+    yield from precise(m)
     for i, changes in enumerate(pairwise(ax.pair_axes(m.base), seed=7)):
         yield m.attend(f"pairs{i}", changes.pop("phase"), tier="full", **changes)
 

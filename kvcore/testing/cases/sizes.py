@@ -19,7 +19,6 @@ CONTEXTS = (256, 512, 1024, 4096)
 SEQUENCES = (33, 129, 300)
 # Query heads and KV heads: 40 and 64 query heads; groups of 2 to 32; 2 to 32 KV heads.
 HEADS = ((40, 8), (64, 4), (64, 2), (64, 32), (16, 16), (32, 4))
-HEAD_DIMS = (72, 120, 320)
 # Features whose facts are one number a head.
 PER_HEAD: Mapping[str, Changes] = {
     "base": {},
@@ -38,6 +37,11 @@ def sizes(m: CaseBuilder) -> Iterator[Case]:
     yield from _many_sequences(m)
     yield from _many_blocks(m)
     yield from _heads(m)
+    # What a 16-byte vector of halves divides, and what it does not.
+    for dim, dtype in ((72, "float16"), (100, "bfloat16"), (320, "float16")):
+        for phase in ("decode", "mixed"):
+            quick = "quick" if (dim == 100) == (phase == "mixed") else "full"
+            yield m.attend(f"head_dim={dim}.{dtype}", phase, head_dim=dim, dtype=dtype, tier=quick)
 
 
 def over_keys(context: int) -> dict[str, Changes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from kvcore.testing.cases import axes as ax
 from kvcore.testing.cases.builder import CaseBuilder, claimed_blocks
@@ -60,8 +61,10 @@ def level_1(m: CaseBuilder) -> Iterator[Case]:
     yield m.latent("L1", "write", "multi_token", placement="packed", layers=2, tier="full")
     yield write("heads=5", num_kv_heads=5, gqa=1)
     yield write("head_dim_v", head_dim=2 * d, head_dim_v=d, layers=2)
-    for n in (64, 80, 128, 256):
-        yield write(f"head_dim={n}", head_dim=n, tier="quick" if n == 80 else "full")
+    for n in (64, 72, 80, 120, 128, 256, 320):
+        yield write(f"head_dim={n}", head_dim=n, tier="full" if n in (64, 128, 256) else "quick")
+    yield write("head_dim=72.float16", head_dim=72, dtype="float16")
+    yield write("head_dim=100.bfloat16", head_dim=100, dtype="bfloat16")
     for name in ("float32", "float16", "bfloat16", "float64"):
         if name != m.base.dtype:
             yield write(f"dtype={name}", dtype=name)
@@ -74,13 +77,18 @@ def level_1(m: CaseBuilder) -> Iterator[Case]:
                 f"cache_dtype={name}.scale={scale}", layers=2, k_scale=scale, v_scale=other, tier=tier, **changes
             )
         yield write(f"cache_dtype={name}.zeros", variant="zeros", **changes)
-        yield write(f"cache_dtype={name}.saturate", variant="saturate", **changes)
         yield write(
             f"cache_dtype={name}.packed", placement="packed", layers=2, neighbour="window", kernel_ratio=2, **changes
         )
         yield write(f"cache_dtype={name}.padding", variant="padding", **changes)
-    # A constant scale can be too small for a token: int8 must not wrap round.
-    for quant in ("tensor", "head"):
+    # A constant scale can be too small for a token: codes must stop at the largest, and not wrap round or be NaN.
+    for stored, quant in product(("int8", "fp8_e4m3", "fp8_e5m2"), ("tensor", "head", "token_head")):
         yield write(
-            f"cache_dtype=int8_{quant}.saturate", variant="saturate", cache_dtype="int8", quant=quant, k_scale=0.3
+            f"cache_dtype={stored}_{quant}.saturate",
+            variant="saturate",
+            cache_dtype=stored,
+            quant=quant,
+            k_scale=0.05,
+            v_scale=0.03,
+            layers=2,
         )

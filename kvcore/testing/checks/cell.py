@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -54,6 +55,28 @@ CHECKS: dict[str, Callable[[Context], Measure]] = {
 CHEAP = 100
 
 
+class _Seat:
+    """What cases of one set of options run on.
+
+    Attributes:
+        target: Backend, options, device.
+        instance: The backend that they share.
+        before: What it has run.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.instance = Instance(target)
+        self.before: list[Case] = []
+
+    def drop(self) -> tuple[Case, ...]:
+        """What it had run; the next case meets a new instance."""
+        before = tuple(self.before)
+        self.instance.drop()
+        self.before.clear()
+        return before
+
+
 class Cell:
     """Runs cases one after the other on one instance of the backend, and each on a fresh one as well.
 
@@ -65,8 +88,7 @@ class Cell:
 
     def __init__(self, target: Target, proof: str, probe: bool) -> None:
         self.target, self.proof = target, proof
-        self.instance = Instance(target)
-        self._before: list[Case] = []
+        self._seats: dict[Any, _Seat] = {}
         # A kernel that was never meant to run may leave a GPU unusable for the rest of the process.
         self.probe = probe and target.device == "cpu" and proof in ("device", "interpreter")
 
@@ -85,21 +107,25 @@ class Cell:
             return self._failed(case, f"raised {raised(error)}")
 
     def _failed(self, case: Case, reason: str, *worst: float | None) -> CellResult:
-        """A failure, and what the instance had run before; the next case meets a new one."""
-        result = replace(self.result(case, "failed", reason, *worst), after=tuple(self._before))
-        self.instance.drop()
-        self._before.clear()
-        return result
+        """A failure, and what the instance had run before."""
+        return replace(self.result(case, "failed", reason, *worst), after=self._seat(case).drop())
+
+    def _seat(self, case: Case) -> _Seat:
+        if case.options not in self._seats:
+            options = replace(self.target.options, **dict(case.options)) if case.options else self.target.options
+            self._seats[case.options] = _Seat(replace(self.target, options=options))
+        return self._seats[case.options]
 
     def _judge(self, case: Case) -> CellResult:
         if case.level != "L0":
             refusal = self._refusal(case)
             if refusal is not None:
                 return self._refused(case, str(refusal))
-        used = self.instance.used
+        seat = self._seat(case)
+        used = seat.instance.used
         try:
             with torch.inference_mode():
-                measure = CHECKS[case.check](Context(case, self.instance))
+                measure = CHECKS[case.check](Context(case, seat.instance))
                 if used and case.level != "L0" and (self.proof == "device" or case.cost <= CHEAP):
                     measure = measure.worse(self._on_a_fresh_instance(case))
         except Refused as refused:
@@ -107,25 +133,26 @@ class Cell:
         except CannotJudge as missing:
             return self.result(case, "skipped", str(missing))
         if case.level != "L0":
-            self._before.append(case)
+            seat.before.append(case)
         return self.result(case, "passed", None, measure.error, measure.tolerance)
 
     def _on_a_fresh_instance(self, case: Case) -> Measure:
         """The case once more; what earlier cases left behind may have made it right."""
         try:
-            return CHECKS[case.check](Context(case, Instance(self.target), again=True))
+            return CHECKS[case.check](Context(case, Instance(self._seat(case).target), again=True))
         except CheckFailure as failure:
             reason = f"on a fresh instance, though not on one that other cases used: {failure}"
             raise CheckFailure(reason, error=failure.error, tolerance=failure.tolerance) from failure
 
     def _refusal(self, case: Case) -> Refusal | None:
         """The first declared refusal of the case's layers, seen to happen in selection."""
-        answers = [self.target.spec.unsupported(c.query(), self.target.options) for c in case.asked()]
+        target = self._seat(case).target
+        answers = [target.spec.unsupported(c.query(), target.options) for c in case.asked()]
         for answer in answers:
             well_formed(answer, f"unsupported for {case.id}")
         refusal = next((a for a in answers if a is not None), None)
         if refusal is not None:
-            seen_to_refuse(self.target, case)
+            seen_to_refuse(target, case)
         return refusal
 
     def _refused(self, case: Case, reason: str) -> CellResult:
@@ -133,7 +160,7 @@ class Cell:
         if not self.probe:
             return result
         # Kernels run only where no error can escape; one that is right was declared too modestly.
-        instance = Instance(self.target)
+        instance = Instance(self._seat(case).target)
         try:
             with torch.inference_mode():
                 CHECKS[case.check](Context(case, instance))
@@ -148,7 +175,7 @@ class Cell:
         if refused.refusal.field in ("layouts", "block_size"):
             option_offered = case.layout or case.kernel_ratio > 1
             if not option_offered:
-                seen_to_refuse(self.target, case)
+                seen_to_refuse(self._seat(case).target, case)
         return self.result(case, "unsupported", str(refused))
 
     def result(

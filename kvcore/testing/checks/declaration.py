@@ -56,8 +56,13 @@ def check_options(context: Context) -> Measure:
     if problem:
         raise CheckFailure(f"Config {problem}")
     made = spec.Config()
-    if not is_dataclass(made) or made != spec.Config():
+    if not is_dataclass(made) or isinstance(made, type) or made != spec.Config():
         raise CheckFailure("two instances of Config with defaults are not equal")
+    for changes in spec.conform_options:
+        try:
+            replace(made, **changes)
+        except (KVCoreError, TypeError) as error:
+            raise CheckFailure(f"conform_options names {dict(changes)}: {error}") from error
     if not isinstance(context.target.options, spec.Config):
         raise CheckFailure(f"options are {type(context.target.options).__name__}, not {spec.Config.__name__}")
     return Measure()

@@ -15,6 +15,7 @@ from kvcore.testing.cases.base import Opened, content_refused, find_base, here, 
 from kvcore.testing.cases.case import AXES, SIZES, Case
 from kvcore.testing.cases.catalogue import all_cases
 from kvcore.testing.cases.covering import BUDGETS, cover
+from kvcore.testing.cases.option_sets import under_options
 from kvcore.testing.cases.outcome import DECLARED, CellResult, Outcome
 from kvcore.testing.cases.own_content import over
 from kvcore.testing.cases.planning import Target, layout_options
@@ -142,6 +143,8 @@ class Choice(NamedTuple):
         cases = all_cases(self.level, base)
         if target.content is not None:
             cases = over(target.content, cases, base)
+        else:
+            cases += under_options(target, self.level)
         found = [c for c in cases if c.matches(self.where) and _applies(c, target)]
         if self.cover_slow and opened.proof in STAND_IN_PROOFS:
             found = cover(found, BUDGETS[self.level])

@@ -124,6 +124,8 @@ def _numbers(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, list[A
 
     q = draw(case.tokens, case.num_heads, case.head_dim)
     q = (q.double() * torch.from_numpy(_query_sizes(case))[:, None, None]).to(dtype)
+    if case.data:
+        q = torch.from_numpy(_shaped(case.data, "q", q.double().numpy())).to(dtype)
     if case.quant == "token_head":
         # Large keys would leave a softmax of ones and zeros, which shows nothing.
         q = (q.double() / case.k_scale).to(dtype)
@@ -136,6 +138,8 @@ def _numbers(case: Case, rng: np.random.Generator) -> tuple[torch.Tensor, list[A
                 x *= rng.choice((0.5, 1.0, 2.0), size=(seq.length, case.num_kv_heads, 1))
                 x *= case.k_scale if name == "k" else case.v_scale
                 x = _rounded(x, dtype)
+            if case.data:
+                x = _rounded(_shaped(case.data, name, x), dtype)
             if seq.shared:
                 x[: seq.shared] = dense[name][-1][: seq.shared]
             dense[name].append(x)
@@ -178,6 +182,26 @@ def _constant_scale(case: Case, value: float, layer: int) -> Array | None:
     if case.quant == "head":
         return np.asarray(mine * 2 ** (np.arange(case.num_kv_heads) / case.num_kv_heads))
     return None
+
+
+def _shaped(data: str, name: str, x: Array) -> Array:
+    """Queries, keys or values that make roundings show.
+
+    large   all scores of a row share about 200 (times sqrt(D / 64)), and differ by less than a rounding of such a
+            number to 16 bits; the log-sum-exp is as large
+    low     the same below 0: weights underflow unless the largest score is taken off, and 0 is not the largest
+    even    scores near 0, so that nothing but the rounding of probabilities is left
+    flat    scores near 0, values near 1: a sum of a thousand of them in 16 bits stands still or loses a percent
+    """
+    if data in ("even", "flat"):
+        near_1 = 1 + x / 16 if data == "flat" else x
+        return {"q": 0.05 * x, "k": x, "v": near_1}[name]
+    if name == "v":
+        return x
+    signs_D = np.where(np.arange(x.shape[-1]) % 3 == 0, -1.0, 1.0)
+    # Without what it has along the common direction already, so that differences stay as they are.
+    across = x - (x @ signs_D)[..., None] * signs_D / len(signs_D)
+    return np.asarray(across + (-5 if (data, name) == ("low", "q") else 5) * signs_D)
 
 
 def _rounded(x: Array, dtype: torch.dtype) -> Array:

@@ -11,7 +11,7 @@ from kvcore.testing.checks.context import Context
 from kvcore.testing.checks.guard import Guard, given_snapshot, step_snapshot
 from kvcore.testing.checks.scene import Scene
 from kvcore.testing.checks.scene_layer import SceneLayer
-from kvcore.testing.oracle import stored
+from kvcore.testing.oracle import quant, stored
 from kvcore.testing.oracle.attention import Array
 
 Tensors = dict[str, torch.Tensor]
@@ -121,12 +121,20 @@ def _in_pieces(context: Context, scene: Scene) -> None:
         _read_back(scene, layer, values, slots, list(range(len(slots))))
 
 
+def _beyond(layer: SceneLayer, name: str) -> float:
+    """A factor after which half of all plain normal numbers lie beyond what codes and the layer's scale can hold."""
+    scale = layer.scales.get(name)
+    if layer.query.quant is None or scale is None:
+        return 4096.0  # a scale a token follows whatever is written
+    return float(1.5 * quant.top(layer.query.cache_dtype) * np.max(scale))
+
+
 def _reshape_data(scene: Scene, variant: str) -> None:
     """A token of zeros, or values beyond what the format can hold."""
     for layer in scene.layers:
-        for dense in (layer.k, layer.v):
+        for name, dense in (("k", layer.k), ("v", layer.v)):
             for x, seq in zip(dense, scene.case.seqs, strict=True):
                 if variant == "zeros":
                     x[seq.computed] = 0
                 else:
-                    x[seq.computed :] *= 4096
+                    x[seq.computed :] *= _beyond(layer, name)

@@ -95,28 +95,35 @@ def page(kills: dict[str, Kill]) -> str:
         "",
         f"<!-- written by `{COMMAND}`; do not edit -->",
         "",
-        f"{len(MUTANTS)} broken backends. Each is the dense reference backend of",
-        "`tests/conformance/mutants/victim/` with one line made wrong, no two at one line; the unbroken one",
-        "fails none. `make test` proves that the case named here kills each of them, and",
-        "`make test-long` runs all quick cases on each to see which levels do. Where one level alone kills a",
-        "mutant, a kit without that level would call it right; for one of each level, `make test` proves it",
-        "afresh, and the long run with the cases of level full as well.",
+        f"{len(MUTANTS)} broken backends. Each is one of two right ones with one line made wrong, no two at one line:",
+        "the dense reference backend of `tests/conformance/mutants/victim/`, or the one of `partitioned/`, which pads",
+        "sequences into batches, cuts keys into partitions and packs them by vectors. The unbroken ones fail none.",
+        "Where a fault begins at a size, no case of level quick below it notices; the long run shows that.",
+        "",
+        "`make test` proves that the case named here kills each of them, and `make test-long` runs all quick cases on",
+        "each to see which levels do. Where one level alone kills a mutant, a kit without that level would call it",
+        "right; for one of each level, `make test` proves it afresh, and the long run with the cases of level full as",
+        "well.",
         "",
         f"Field reports that the mutants stand for: {reports}.",
         "",
     ]
     for level in LEVELS:
         mine = [m for m in MUTANTS if m.level == level]
-        lines += [f"## {level}", "", "| mutant | broken | stands for | killed by | levels that kill it |"]
-        lines += ["|---|---|---|---|---|"]
+        lines += [f"## {level}", "", "| mutant | broken | from | stands for | killed by | levels that kill it |"]
+        lines += ["|---|---|---|---|---|---|"]
         for m in mine:
             kill = kills[m.name]
             lines.append(
-                f"| {m.name} | {m.broken} | {' '.join(m.reports) or '-'} | `{kill['case']}` "
+                f"| {m.name} | {m.broken} | {_size(m)} | {' '.join(m.reports) or '-'} | `{kill['case']}` "
                 f"| {' '.join(kill['levels'])} |"
             )
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _size(mutant: Mutant) -> str:
+    return "-" if mutant.past is None else f"{mutant.past[0]} {mutant.past[1]}"
 
 
 def main(names: list[str]) -> None:

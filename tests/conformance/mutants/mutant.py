@@ -1,4 +1,8 @@
-"""`Mutant`: one line of the reference backend in `victim/` made wrong, as data; and how it comes to life."""
+"""`Mutant`: one line of a right backend made wrong, as data; and how it comes to life.
+
+Two backends of our own are the victims: `victim/` is dense and walks sequence by sequence, `partitioned/` pads
+sequences into batches, cuts keys into partitions that are reduced afterwards, and packs keys by vectors.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from textwrap import indent
 from kvcore.attention.declaration import BackendSpec
 from kvcore.testing import Case, all_cases
 
-VICTIM = Path(__file__).parent / "victim"
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -23,11 +27,13 @@ class Mutant:
         name: Short name, also of its package.
         level: The level that must kill it.
         broken: What is wrong, in a sentence.
-        file: Which file of `victim/`.
+        file: Which file of the victim.
         old: The line that is changed, without indentation; it must appear once.
         new: What stands there instead; several lines keep their own inner indentation.
         cases: Beginnings of the ids of the level's cases that touch what is broken, in the order to run.
         reports: The field reports that it stands for (docs/mutants.md says what they are).
+        victim: Which backend is changed.
+        past: An axis of size and a number: no case of level quick below it notices. None where that is not claimed.
     """
 
     name: str
@@ -38,11 +44,13 @@ class Mutant:
     new: str
     cases: tuple[str, ...] = field(kw_only=True)
     reports: tuple[str, ...] = field(default=(), kw_only=True)
+    victim: str = field(default="victim", kw_only=True)
+    past: tuple[str, int] | None = field(default=None, kw_only=True)
 
     @property
     def line(self) -> int:
         """Index of the line in its file."""
-        lines = (VICTIM / self.file).read_text().splitlines()
+        lines = (HERE / self.victim / self.file).read_text().splitlines()
         found = [i for i, text in enumerate(lines) if text.strip() == self.old]
         if len(found) != 1:
             raise LookupError(f"{self.name}: {self.file} has {len(found)} lines {self.old!r}, not one")
@@ -50,14 +58,14 @@ class Mutant:
 
     def source(self) -> str:
         """The whole file with the line changed."""
-        lines = (VICTIM / self.file).read_text().splitlines()
+        lines = (HERE / self.victim / self.file).read_text().splitlines()
         text = lines[self.line]
         lines[self.line] = indent(self.new, text[: len(text) - len(text.lstrip())])
         return "\n".join(lines) + "\n"
 
     def spec(self, folder: Path) -> type[BackendSpec]:
         """Its declaration, imported from a package of its own below `folder`."""
-        return load(f"mutant_{self.name}", {self.file: self.source()}, folder)
+        return load(f"mutant_{self.name}", {self.file: self.source()}, folder, self.victim)
 
     def selected(self) -> list[Case]:
         """The cases of its level that touch what is broken."""
@@ -66,27 +74,34 @@ class Mutant:
         return list(dict.fromkeys(found))
 
 
+def below(past: tuple[str, int]) -> list[Case]:
+    """The cases of level quick that are smaller along an axis."""
+    axis, least = past
+    return [c for c in all_cases("quick") if c.seqs and c.sizes()[axis] < least]
+
+
 @cache
 def catalogue() -> tuple[Case, ...]:
     """Every case of the kit, those of level full included."""
     return tuple(all_cases("full"))
 
 
-def load(package: str, changed: dict[str, str], folder: Path) -> type[BackendSpec]:
+def load(package: str, changed: dict[str, str], folder: Path, victim: str = "victim") -> type[BackendSpec]:
     """A copy of the victim with some files changed, as a package that any process can import.
 
     Args:
         package: Its name.
         changed: File names and their text.
         folder: Where it is written; put on `sys.path`.
+        victim: Which backend is copied.
     """
     home = folder / package
     home.mkdir()
-    for path in VICTIM.glob("*.py"):
+    for path in (HERE / victim).glob("*.py"):
         (home / path.name).write_text(changed.get(path.name, path.read_text()))
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()
     module = importlib.import_module(f"{package}.spec")
-    found: type[BackendSpec] = module.ReferenceSpec
-    return found
+    declared = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, BackendSpec)]
+    return next(x for x in declared if x.__module__ == module.__name__)

@@ -1,0 +1,275 @@
+"""Faults of size, in the partitioned backend: right on what is small, wrong past a number that it never reaches."""
+
+from functools import partial
+
+from .mutant import Mutant
+
+_size = partial(Mutant, level="L2", victim="partitioned")
+MUTANTS = (
+    # -- keys of one row
+    _size(
+        "reduces_16_partitions",
+        broken="the reduction has room for 16 partitions, and leaves out the rest",
+        file="kernels.py",
+        old="peaks = torch.stack([p.peak_SHQ for p in parts])",
+        new="parts = parts[:16]\npeaks = torch.stack([p.peak_SHQ for p in parts])",
+        cases=("attend.context=4096",),
+        past=("context", 4097),
+    ),
+    _size(
+        "partition_counter_of_4_bits",
+        broken="the seventeenth partition is taken for the first",
+        file="backend.py",
+        old="start_S = call.origin_S + first",
+        new="start_S = call.origin_S + first % 4096",
+        cases=("attend.context=4096",),
+        past=("context", 4097),
+    ),
+    _size(
+        "right_up_to_600_keys",
+        broken="keys past the first 600 of a row are not read",
+        file="backend.py",
+        old="held = int((call.length_S - call.origin_S).max())",
+        new="held = min(600, int((call.length_S - call.origin_S).max()))",
+        cases=("attend.context=1024", "attend.context=4096"),
+    ),
+    _size(
+        "sink_in_every_partition",
+        broken="every partition counts the sink",
+        file="kernels.py",
+        old="total = total + torch.exp(facts.sinks_H[:, None] - peak)",
+        new="total = total + len(parts) * torch.exp(facts.sinks_H[:, None] - peak)",
+        cases=("attend.context=256.sinks", "attend.context=512.sinks"),
+    ),
+    _size(
+        "distance_within_the_partition",
+        broken="ALiBi counts keys from the start of their partition",
+        file="kernels.py",
+        old="distance = (i - j).abs()[:, None]",
+        new="distance = (i - (j - first_S[:, None, None] + first_S[:, None, None] % 256)).abs()[:, None]",
+        cases=("attend.context=256.alibi", "attend.context=512.alibi"),
+    ),
+    _size(
+        "window_of_200",
+        broken="a window is 200 keys at most",
+        file="kernels.py",
+        old="seen = seen & (j > i - query.mask.window)",
+        new="seen = seen & (j > i - min(query.mask.window, 200))",
+        cases=("attend.context=512.window", "attend.context=1024.window"),
+    ),
+    _size(
+        "window_starts_with_its_partition",
+        broken="the window begins where the partition of its first key does",
+        file="kernels.py",
+        old="seen = seen & (j < i + query.mask.window)",
+        new="start = i - query.mask.window + 1\n"
+        "seen = seen | ((query.mask.window > 256) & (j <= i) & (j // 256 == start // 256))",
+        cases=("attend.context=512.window", "attend.context=1024.window"),
+    ),
+    _size(
+        "chunks_of_256",
+        broken="a chunk is 256 keys at most",
+        file="kernels.py",
+        old="seen = seen & (j // query.mask.chunk == i // query.mask.chunk)",
+        new="wide = min(query.mask.chunk, 256)\nseen = seen & (j // wide == i // wide)",
+        cases=("attend.context=512.chunk", "attend.context=1024.chunk"),
+    ),
+    # -- rows of one sequence, tokens of a step
+    _size(
+        "positions_by_256",
+        broken="queries past the 256th of their sequence have the positions of the first ones",
+        file="step.py",
+        old="positions_SQ[i, :count] = np.arange(length - count, length)",
+        new="positions_SQ[i, :count] = length - count + np.arange(count) % 256",
+        cases=("attend.rows=300", "attend.rows=600"),
+        past=("rows", 257),
+    ),
+    _size(
+        "bucket_of_256_rows",
+        broken="the largest bucket has 256 queries, and the rest of a prefill is left out",
+        file="step.py",
+        old="rows_SQ[i, :count] = np.arange(starts[s], starts[s] + count)",
+        new="rows_SQ[i, : min(count, 256)] = np.arange(starts[s], starts[s] + min(count, 256))",
+        cases=("attend.rows=300", "attend.rows=600"),
+        past=("rows", 257),
+    ),
+    _size(
+        "right_up_to_300_tokens_a_step",
+        broken="tokens past the 300th of a step are not written",
+        file="step.py",
+        old="write_rows = (slots >= 0).nonzero().squeeze(1)",
+        new="write_rows = (slots[:300] >= 0).nonzero().squeeze(1)",
+        cases=("attend.rows=600", "attend.tokens=1062"),
+    ),
+    _size(
+        "rows_of_10_bits",
+        broken="the 1,025th row of a step is taken for the first",
+        file="backend.py",
+        old="rows = call.rows_SQ.clamp(min=0)",
+        new="rows = call.rows_SQ.clamp(min=0) % 1024",
+        cases=("attend.tokens=1062",),
+        past=("tokens", 1025),
+    ),
+    _size(
+        "writes_of_1024",
+        broken="a write takes 1,024 tokens and no more",
+        file="step.py",
+        old="written = slots[write_rows]",
+        new="write_rows = write_rows[:1024]\nwritten = slots[write_rows]",
+        cases=("attend.tokens=1062",),
+        past=("tokens", 1025),
+    ),
+    # -- sequences of a step, blocks of a row
+    _size(
+        "right_up_to_8_sequences",
+        broken="sequences past the eighth have the length of the eighth",
+        file="step.py",
+        old="length_S[i] = length",
+        new="length_S[i] = length if i < 8 else length_S[7]",
+        cases=("attend.sequences=33",),
+    ),
+    _size(
+        "right_up_to_128_sequences",
+        broken="sequences past the 128th read the table of the 128th",
+        file="step.py",
+        old="table_SN[i, :used] = part.block_table_host[s, :used]",
+        new="row = s if i < 128 else sequences[127]\ntable_SN[i, :used] = part.block_table_host[row, :used]",
+        cases=("attend.sequences=300", "attend.sequences=129"),
+    ),
+    _size(
+        "sequences_of_8_bits",
+        broken="the 257th sequence of a call begins where the first does",
+        file="step.py",
+        old="origin_S[i] = int(part.first_block_host[s]) * size",
+        new="origin_S[i] = int(part.first_block_host[sequences[i % 256]]) * size",
+        cases=("attend.sequences=300.window.tail",),
+        past=("sequences", 257),
+    ),
+    _size(
+        "one_call_for_256_sequences",
+        broken="sequences past the 256th of a call are left out",
+        file="step.py",
+        old="single = [s for s in range(batch.num_seqs) if scheduled[s] == 1]",
+        new="single = [s for s in range(batch.num_seqs) if scheduled[s] == 1][:256]",
+        cases=("attend.sequences=300",),
+        past=("sequences", 257),
+    ),
+    _size(
+        "tables_of_128_columns",
+        broken="a table has 128 columns, and later keys are read from the last one",
+        file="backend.py",
+        old="column = (key // size).clamp(max=call.table_SN.shape[1] - 1)",
+        new="column = (key // size).clamp(max=min(call.table_SN.shape[1], 128) - 1)",
+        cases=("attend.blocks=128",),
+        past=("blocks", 129),
+    ),
+    _size(
+        "columns_of_7_bits",
+        broken="the 129th column of a table is taken for the first",
+        file="backend.py",
+        old="block = call.table_SN[:, column]",
+        new="block = call.table_SN[:, column % 128]",
+        cases=("attend.blocks=128",),
+        past=("blocks", 129),
+    ),
+    # -- heads, and their facts
+    _size(
+        "slopes_of_32_heads",
+        broken="the 33rd query head has the slope of the first",
+        file="kernels.py",
+        old="scores = scores - facts.slopes_H[:, None, None] * distance",
+        new="scores = scores - facts.slopes_H[torch.arange(heads) % 32][:, None, None] * distance",
+        cases=("attend.heads=40x8.alibi", "attend.heads=64"),
+        past=("heads", 33),
+    ),
+    _size(
+        "peaks_of_32_heads",
+        broken="the peak of the 33rd head is that of the first",
+        file="kernels.py",
+        old="peak = torch.maximum(peak, facts.sinks_H[:, None])",
+        new="peak = torch.maximum(peak, facts.sinks_H[torch.arange(peak.shape[1]) % 32][:, None])\n"
+        "facts = HeadFacts(facts.slopes_H, facts.sinks_H[torch.arange(peak.shape[1]) % 32])",
+        cases=("attend.heads=40x8.sinks", "attend.heads=64"),
+        past=("heads", 33),
+    ),
+    _size(
+        "facts_by_kv_group",
+        broken="every query head has the slope and the sink of the first head of its group",
+        file="backend.py",
+        old="facts = HeadFacts(layer.alibi_slopes, layer.sinks)",
+        new="group = layer.query.group_size\n"
+        "first = (torch.arange(layer.query.num_heads) // group) * group\n"
+        "slopes, sinks = (None if x is None else x[first] for x in (layer.alibi_slopes, layer.sinks))\n"
+        "facts = HeadFacts(slopes, sinks)",
+        cases=("attend.heads=40x8", "attend.heads=64x4"),
+    ),
+    _size(
+        "scales_of_8_kv_heads",
+        broken="the ninth KV head has the scale of the first",
+        file="backend.py",
+        old="return found[:, None] if found.dim() else found",
+        new="return found[torch.arange(len(found)) % 8, None] if found.dim() else found",
+        cases=("attend.heads=64x32.fp8_e5m2_head", "attend.heads=16x16.fp8_e5m2_head"),
+        past=("kv_heads", 9),
+    ),
+    _size(
+        "groups_of_8",
+        broken="a group has 8 query heads, and the ninth looks with the query of the first",
+        file="kernels.py",
+        old="grouped = q_SHQD.reshape(sequences, kv_heads, -1, dim)",
+        new="size = heads // kv_heads\n"
+        "head = torch.arange(heads)\n"
+        "grouped = q_SHQD[:, head // size * size + head % size % 8].reshape(sequences, kv_heads, -1, dim)",
+        cases=("attend.heads=64x4", "attend.heads=64x2"),
+        past=("gqa", 9),
+    ),
+    _size(
+        "values_of_16_kv_heads",
+        broken="the 17th KV head has the values of the first",
+        file="backend.py",
+        old='v_SKpV = self.values(layer, cache["v"], call, metadata.size, first, stop)',
+        new='v_SKpV = self.values(layer, cache["v"], call, metadata.size, first, stop)\n'
+        "v_SKpV = v_SKpV[:, torch.arange(v_SKpV.shape[1]) % 16]",
+        cases=("attend.heads=64x32",),
+        past=("kv_heads", 17),
+    ),
+    _size(
+        "dims_up_to_256",
+        broken="elements of a head past the 256th are left out",
+        file="backend.py",
+        old='return self.numbers(layer, "k", picked.flatten(3)).transpose(1, 2)',
+        new='wide = picked.flatten(3)\nwide[..., 256:] = 0\nreturn self.numbers(layer, "k", wide).transpose(1, 2)',
+        cases=("attend.head_dim=320",),
+        past=("head_dim", 257),
+    ),
+    _size(
+        "dims_by_16",
+        broken="elements of a value past the last whole 16 are left out",
+        file="backend.py",
+        old='return self.numbers(layer, "v", picked).transpose(1, 2)',
+        new="whole = picked.shape[-1] // 16 * 16\n"
+        "picked[..., whole:] = 0\n"
+        'return self.numbers(layer, "v", picked).transpose(1, 2)',
+        cases=("attend.head_dim=72", "attend.head_dim=120"),
+    ),
+    _size(
+        "scores_of_8_in_a_group",
+        broken="the ninth query head of a group has the scores of the first",
+        file="kernels.py",
+        old="scores = scores.view(sequences, heads, queries, keys)",
+        new="head, size = torch.arange(heads), heads // kv_heads\n"
+        "scores = scores.view(sequences, heads, queries, keys)[:, head // size * size + head % size % 8]",
+        cases=("attend.heads=64x4", "attend.heads=64x2"),
+        past=("gqa", 9),
+    ),
+    _size(
+        "values_up_to_256",
+        broken="elements of a value past the 256th are those of its first",
+        file="backend.py",
+        old="picked = as_bytes(field).permute(0, 3, 1, 2)[block, offset].view(field.dtype)",
+        new="picked = as_bytes(field).permute(0, 3, 1, 2)[block, offset].view(field.dtype)\n"
+        "picked = picked[..., torch.arange(picked.shape[-1]) % 256]",
+        cases=("attend.head_dim=320",),
+        past=("head_dim", 257),
+    ),
+)
