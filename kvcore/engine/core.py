@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 from kvcore.engine.control_plane import make_manager, make_scheduler
 from kvcore.engine.planning import eviction_policy, prepare_plan
@@ -23,8 +24,7 @@ from kvcore.worker.worker import Worker
 Announce = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class NewToken:
+class NewToken(NamedTuple):
     """One token of one request, and whether it was the last; no token where it ended without one."""
 
     request: Request
@@ -197,7 +197,7 @@ class EngineCore:
         seconds = time.perf_counter() - started
         self.seconds += seconds
         self._tell_observers(output.step, output.num_tokens, seconds)
-        return [*ended, *(NewToken(request, token) for request, token in produced)]
+        return [*ended, *starmap(NewToken, produced)]
 
     def _tell_observers(self, step: int, scheduled: int, seconds: float) -> None:
         blocks, counts = self.manager.stats(), self.scheduler.stats

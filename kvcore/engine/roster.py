@@ -135,6 +135,10 @@ class Roster:
             raise IntegrityError("a step has a row of no request", field="row", got=row)
         return found
 
+    def _requests_of(self, rows: Ints) -> list[Request]:
+        """The requests of these rows, all of which are taken."""
+        return [request for request in map(self._by_row.__getitem__, rows.tolist()) if request is not None]
+
     def running_rows(self) -> Ints:
         """The rows of `running`, in its order."""
         if self._rows is None:

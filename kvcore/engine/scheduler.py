@@ -230,7 +230,7 @@ class Scheduler(Roster):
         first = draws.cumsum() - draws
         new_rows, new_tokens = rows[plain], result.tokens[first[plain]]
         produced: list[tuple[Request, int | None]]
-        produced = list(zip(map(self._request, new_rows.tolist()), new_tokens.tolist(), strict=True))
+        produced = list(zip(self._requests_of(new_rows), new_tokens.tolist(), strict=True))
         if np.count_nonzero(apart) or result.logprobs:
             places = plain.tolist()
             for i in apart.nonzero()[0].tolist():

@@ -1,6 +1,5 @@
 """The manager's calls beside those of vLLM's own `KVCacheManager`: CPU time, medians of interleaved rounds.
 
-python tests/benchmarks/bench_control_plane.py [--vllm FOLDER] [--rounds N] [--only WORD] [--growth]
 
 FOLDER holds the source of vLLM 0.33 (see `vllm_manager.py`); without it only ours is measured. Block size 16, prefix
 caching on, sha256. Ours counts allocate, commit and retire; the digests of new blocks are counted on both sides.
@@ -338,13 +337,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, help="source of vLLM 0.33")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="cases with this word")
-    parser.add_argument("--growth", action="store_true", help="cost by pool, prompt and running requests instead")
     asked = parser.parse_args()
-    if asked.growth:
-        from growth import report
-
-        report(Ours)
-        return
     if asked.rounds < 5:
         sys.exit("give at least 5 rounds: a median of fewer says little")
     print(f"{'us an operation':38} {'ours':>9} {'vLLM':>9} {'ratio':>7} {'wanted':>7} {'bound':>8}")
