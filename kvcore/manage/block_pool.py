@@ -158,13 +158,14 @@ class BlockPool:
         self._victims.hit(blocks)
         self.refs[blocks] += 1
 
-    def release(self, blocks: Ints, last_reader: int | Ints, reach: int | Ints = 0) -> None:
+    def release(self, blocks: Ints, last_reader: int | Ints, reach: int | Ints = 0, *, distinct: bool = False) -> None:
         """Take one holder from each block, in the order in which they should be given up.
 
         Args:
             blocks: Blocks in use; of a request, the tail first. One with several holders may come several times.
             last_reader: The last step that may read them on behalf of this holder; one for all, or for each.
             reach: Tokens of the holder, likewise.
+            distinct: Whether none comes twice, as those of one holder do not.
         """
         if not len(blocks):
             return
@@ -178,7 +179,11 @@ class BlockPool:
             np.maximum.at(self._last_reader, blocks, np.asarray(last_reader, np.int32))
             self._latest = max(self._latest, int(np.max(last_reader)))
         if held.max() > 1:
-            blocks = self._let_go(blocks)
+            if distinct:
+                refs[blocks] = held - 1
+                blocks = blocks[held == 1]
+            else:
+                blocks = self._let_go(blocks)
         else:
             refs[blocks] = 0
         if self._latest > self.retired:

@@ -310,7 +310,7 @@ class KVCacheManager:
             self._steps[step] = members[stay], ends[stay]
         blocks, owners = r.take_all(leaving)
         try:
-            self._pool.release(blocks, *self._readers(owners, leaving))
+            self._pool.release(blocks, *self._readers(owners, leaving), distinct=len(leaving) == 1)
         finally:  # an eviction policy is anybody's code
             r.close(leaving)
 

@@ -136,6 +136,8 @@ class Prefixes:
         done, runs = r.hashed[rows], tokens // run
         counts = np.maximum(runs - done, 0)
         some = counts.nonzero()[0]
+        if not len(some):
+            return Fresh(done[:0], counts[:0], [])
         if len(some) < len(rows):
             rows, done, counts = rows[some], done[some], counts[some]
         data = r.tokens.gather(rows, done * run, counts * run).tobytes()
