@@ -42,7 +42,7 @@ class VllmCpuBackend(AttentionBackend):
         tokens = len(metadata.part.slot_mapping_T)
         given = {name: tensors[name][:tokens] for name in ("k", "v")}
         for name, values in given.items():
-            _check_shape(name, values, layer.query.num_kv_heads, layer.query.head_dim)
+            _check_shape(name, values, tokens, layer.query.num_kv_heads, layer.query.head_dim)
         if layer.query.quant is not None:
             codes = {name: _codes(layer, name, values) for name, values in given.items()}
             metadata.writer.write(codes, cache)
@@ -69,8 +69,8 @@ class VllmCpuBackend(AttentionBackend):
     ) -> None:
         """One call for the whole step; everything is read from the cache."""
         facts, query_THD = layer.query, query["q"]
-        _check_shape("q", query_THD, facts.num_heads, facts.head_dim)
-        _check_shape("out", out, facts.num_heads, facts.head_dim)
+        _check_shape("q", query_THD, metadata.queries, facts.num_heads, facts.head_dim)
+        _check_shape("out", out, metadata.queries, facts.num_heads, facts.head_dim)
         plain = {} if facts.quant is not None else {"k cache": cache["k"], "v cache": cache["v"]}
         _check_dtypes(layer, {"q": query_THD, "out": out, **plain})
         key_cache, value_cache = _as_the_library_reads(cache)
@@ -139,11 +139,11 @@ def _check_dtypes(layer: AttentionLayer, tensors: Tensors) -> None:
             )
 
 
-def _check_shape(name: str, tensor: torch.Tensor, heads: int, dim: int) -> None:
-    if tuple(tensor.shape[1:]) != (heads, dim):
+def _check_shape(name: str, tensor: torch.Tensor, rows: int, heads: int, dim: int) -> None:
+    if len(tensor) < rows or tuple(tensor.shape[1:]) != (heads, dim):
         raise IntegrityError(
             "the library would read or write outside of the tensor",
             field=name,
             got=tuple(tensor.shape),
-            allowed=f"(tokens, {heads}, {dim})",
+            allowed=f"({rows} or more, {heads}, {dim})",
         )

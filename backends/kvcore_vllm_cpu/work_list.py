@@ -21,6 +21,7 @@ class WorkList:
     Attributes:
         isa: The kernel's variant.
         starts: int32 [S + 1] first query of each sequence.
+        queries: The last of them: queries of the step.
         part: Tables, lengths and slots of the group.
         window: As the library counts, -1 for none. It counts the query itself, as we do.
         work: Who computes what, in the library's own format; for as many threads as there are now.
@@ -31,6 +32,7 @@ class WorkList:
 
     isa: str
     starts: torch.Tensor
+    queries: int
     part: GroupBatch
     window: int
     work: torch.Tensor
@@ -69,7 +71,8 @@ def plan_work(batch: Batch, group: AttentionGroup, library: Library, isa: str) -
         kv_cache_dtype=stored,
     )
     writer = SlotWriter(part.slot_mapping_T, group.layout)
-    return WorkList(isa, batch.query_start_loc, part, window, work, stored, writer, _empty_rows(batch, part))
+    starts, queries = batch.query_start_loc, int(batch.query_start_loc_host[-1])
+    return WorkList(isa, starts, queries, part, window, work, stored, writer, _empty_rows(batch, part))
 
 
 def _empty_rows(batch: Batch, part: GroupBatch) -> torch.Tensor | None:

@@ -64,11 +64,11 @@ class Part:
 
 
 class Planned:
-    part, isa = Part, "vec"
+    part, isa, queries = Part, "vec", 3
 
 
-def tensors(k=torch.float32, v=torch.float32, heads=2, dim=32):
-    return {"k": torch.ones(3, heads, dim, dtype=k), "v": torch.ones(3, heads, dim, dtype=v)}
+def tensors(k=torch.float32, v=torch.float32, heads=2, dim=32, values=3):
+    return {"k": torch.ones(3, heads, dim, dtype=k), "v": torch.ones(values, heads, dim, dtype=v)}
 
 
 def cache(k=torch.float32, v=torch.float32):
@@ -85,6 +85,7 @@ def cache(k=torch.float32, v=torch.float32):
         (tensors(torch.float16, torch.float16), cache(torch.float16, torch.float16), "k"),
         (tensors(heads=4), cache(), "k"),
         (tensors(dim=64), cache(), "k"),
+        (tensors(values=2), cache(), "v"),
     ],
 )
 def test_what_would_leave_the_block_is_refused_before_the_operator_runs(given, stored, field):
@@ -106,13 +107,15 @@ def test_what_would_leave_the_block_is_refused_before_the_operator_runs(given, s
         (torch.ones(3, 4, 32, dtype=torch.float16), torch.ones(3, 4, 32), "q"),
         (torch.ones(3, 4, 32), torch.ones(3, 4, 32, dtype=torch.bfloat16), "out"),
         (torch.ones(3, 2, 32), torch.ones(3, 4, 32), "q"),
+        (torch.ones(2, 4, 32), torch.ones(3, 4, 32), "q"),
+        (torch.ones(3, 4, 32), torch.ones(2, 4, 32), "out"),
         (torch.ones(3, 4, 32), torch.ones(3, 4, 16), "out"),
     ],
 )
 def test_queries_and_outputs_are_compared_as_well(q, out, field):
     careful = adapter.VllmCpuBackend(stand_in.load(), VllmCpuOptions())
     with pytest.raises(IntegrityError) as error:
-        careful.attend(layer(), {"q": q}, cache(), None, out)
+        careful.attend(layer(), {"q": q}, cache(), Planned, out)
     assert error.value.field == field
 
 

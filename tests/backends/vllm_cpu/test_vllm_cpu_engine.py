@@ -103,17 +103,6 @@ def test_kvcore_run_gives_torchs_tokens_for_the_sample_prompts(capsys):
     assert mine == theirs
 
 
-def test_conform_at_full_level_names_what_is_refused(capsys):
-    assert main(["conform", "backend=vllm_cpu", "level=full", "output=json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["summary"]["failed"] == 0
-    assert document["summary"]["passed"] > 500
-    assert all(c["reason"] for c in document["cases"] if c["outcome"] == "unsupported")
-    # A case that shows nothing for a backend's smallest block is skipped; nothing else may be.
-    skipped = [c["reason"] for c in document["cases"] if c["outcome"] == "skipped"]
-    assert all("the case cannot show" in reason for reason in skipped)
-
-
 def test_bench_puts_both_into_one_table(capsys):
     assert main(["bench", "what=attention", "backend=torch,vllm_cpu", "device=cpu", "output=json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -33,17 +33,24 @@ def failures(results):
     return [(r.case.id, r.reason) for r in results if r.outcome == "failed"]
 
 
-@pytest.mark.parametrize(("isa", "threads"), [("auto", 1), ("auto", 2), ("vec16", 2)])
-def test_the_full_kit(isa, threads):
+@pytest.fixture
+def two_threads():
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        results = run("vllm_cpu", level="full", options=VllmCpuOptions(isa), probe_refused=False)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("isa", TOKENS)
+def test_the_full_kit_with_two_threads(isa):
+    """With one thread, `make test-engines` asks by `kvcore conform`."""
+    results = run("vllm_cpu", level="full", options=VllmCpuOptions(isa), probe_refused=False)
     assert failures(results) == []
+    # A case that shows nothing for a backend's smallest block is skipped; nothing else may be.
+    assert all("the case cannot show" in r.reason for r in results if r.outcome == "skipped")
     assert {r.proof for r in results} == {"device"}
-    assert sum(r.outcome == "passed" for r in results) > 300
+    assert sum(r.outcome == "passed" for r in results) > 500
 
 
 SHAPES = {
@@ -63,8 +70,8 @@ FACTS = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_beyond_the_tiles_of_the_kernel(threads):
+@pytest.mark.usefixtures("two_threads")
+def test_beyond_the_tiles_of_the_kernel():
     """Contexts that are longer than the kit's: cut into tiles, and between threads."""
     base = {"level": "L2", "check": "attend", "head_dim": 64, "block_size": 32, "num_kv_heads": 1}
     cases = [
@@ -72,12 +79,7 @@ def test_beyond_the_tiles_of_the_kernel(threads):
         for shape, seqs in SHAPES.items()
         for fact, changes in FACTS.items()
     ]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        results = run("vllm_cpu", cases, probe_refused=False)
-    finally:
-        torch.set_num_threads(before)
+    results = run("vllm_cpu", cases, probe_refused=False)
     assert [(r.case.id, r.outcome, r.reason) for r in results if r.outcome != "passed"] == []
 
 
@@ -108,11 +110,11 @@ def test_the_head_dimensions_are_the_dispatchers(ops, isa):
 
 
 def test_the_stand_in_answers_as_the_wheel_does(ops):
-    mine = {r.case.id: r for r in run(stand_in.StandInSpec, probe_refused=False)}
-    theirs = {r.case.id: r for r in run("vllm_cpu", probe_refused=False)}
-    assert {i: r.outcome for i, r in mine.items() if i != "L0.no_torch"} == {
-        i: r.outcome for i, r in theirs.items() if i != "L0.no_torch"
-    }
+    mine, theirs = (
+        {r.case.id: r.outcome for r in run(spec, level="fast", probe_refused=False) if r.case.id != "L0.no_torch"}
+        for spec in (stand_in.StandInSpec, "vllm_cpu")
+    )
+    assert mine == theirs
 
 
 def test_vllm_is_not_imported_and_its_other_build_is_not_loaded_on_top():
