@@ -20,6 +20,9 @@ from kvcore.settings.units import parse_bytes
 from kvcore.spec.dtypes import nbytes
 
 
+INSTEAD = "set model.weight_bytes, or give the cache itself: cache.memory=BYTES"
+
+
 def stored_weights(
     model: ModelKeys,
     facts: ModelFacts,
@@ -47,6 +50,7 @@ def stored_weights(
         counted = _by_formula(facts, geometry, adapters)
     except ModelError as error:
         if total is None:
+            error.remedy = error.remedy or INSTEAD
             return error
         counted = None
     if total is None:
