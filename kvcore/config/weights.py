@@ -19,7 +19,6 @@ from kvcore.models.weights import weight_bytes
 from kvcore.settings.units import parse_bytes
 from kvcore.spec.dtypes import nbytes
 
-
 INSTEAD = "set model.weight_bytes, or give the cache itself: cache.memory=BYTES"
 
 
