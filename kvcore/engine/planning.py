@@ -64,14 +64,6 @@ def prepare_plan(
         BackendError, PluginError, LayoutError, CapacityError, ConfigError: As they say.
     """
     cache = settings.cache
-    if purpose == "run" and cache.placement == "packed":
-        raise NotBuiltError(
-            "placement packed can be planned, but not run: its manager is not built yet",
-            field="cache.placement",
-            got="packed",
-            allowed=("auto", "slots"),
-            remedy="use cache.placement=slots",
-        )
     settings = on_one_rank(settings)
     if purpose == "run" and settings.ranks.count > 1:
         raise NotBuiltError(
@@ -83,18 +75,18 @@ def prepare_plan(
         )
     selection = select(settings, registry, purpose=purpose)
     if cache.memory is not None or cache.num_blocks is not None:
-        return _plan(settings, selection, Budget(cache.bytes_in_all, cache.num_blocks), purpose), selection
+        return _plan(settings, selection, Budget(cache.bytes_in_all, cache.num_blocks)), selection
     if memory_bytes is not None:
-        return _plan(settings, selection, Budget(memory_bytes), purpose), selection
+        return _plan(settings, selection, Budget(memory_bytes)), selection
     if settings.device.kind == "cpu":
-        return _plan(settings, selection, Budget(cpu_cache_bytes()), purpose), selection
+        return _plan(settings, selection, Budget(cpu_cache_bytes())), selection
     terms: list[DeviceTerms] = []
 
     def left(configs: Sequence[KVCacheConfig]) -> list[int]:
         terms.extend(device_terms(settings, configs, allowances=purpose == "plan"))
         return [max(0, t.left) for t in terms]
 
-    found = _plan(settings, selection, Budget(1), purpose, left)
+    found = _plan(settings, selection, Budget(1), left)
     arenas = [c.total_bytes for c in found.configs[:: settings.ranks.tensor]]
     device = tuple(replace(t, arena=arena) for t, arena in zip(terms, arenas, strict=True))
     return replace(found, device=device), selection
@@ -130,7 +122,6 @@ def _plan(
     settings: EngineSettings,
     selection: Selection,
     budget: Budget,
-    purpose: Purpose,
     memory: Callable[[Sequence[KVCacheConfig]], Sequence[int]] | None = None,
 ) -> Plan:
     limits, ranks, facts = settings.engine, settings.ranks, settings.facts
@@ -144,8 +135,7 @@ def _plan(
         selection.offers,
         budget,
         limits,
-        # Until there is a manager for it, a run does not choose `packed` by itself.
-        placement="slots" if purpose == "run" else settings.cache.placement,
+        placement=settings.cache.placement,
         block_size=settings.cache.tokens_a_block,
         block_size_by_kind=settings.cache.tokens_a_block_by_kind,
         shared=facts.shared,

@@ -53,6 +53,7 @@ class Scheduler(Roster):
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.hit_unit = hit_unit
+        self._alone: Request | None = None  # runs with nobody else, see `_go_alone`
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None when there is nothing to run.
@@ -70,9 +71,15 @@ class Scheduler(Roster):
         admitted = 0
         if self.waiting and not preempted:
             admitted = self._admit(step, rows, counts)
+            if not len(rows) and not admitted and self.manager.large_pages and self._alone is None:
+                self._go_alone(self.waiting[0])
+                step = self.manager.begin_step()
+                admitted = self._admit(step, rows, counts)
         if not len(rows) and not admitted:
             return None
         given = self.manager.allocate(step)
+        if self._alone is not None and self._alone.row in given.cached_tokens:
+            self.manager.reset_prefix_cache()  # so that nothing of it stays behind, scattered
         for row, hit in given.cached_tokens.items():
             self._count_admission(self._request(row), hit)
         return self._output(given)
@@ -139,6 +146,10 @@ class Scheduler(Roster):
                 return step, rows, counts, preempted
             if len(self.running) == 1:
                 alone = self.running[0]
+                if self.manager.large_pages and alone is not self._alone and step.fits_together(alone.row):
+                    self._preempt(alone)
+                    self._go_alone(alone)
+                    continue
                 error = CapacityError(
                     f"request {alone.title} alone needs {step.short} blocks more than there are",
                     field="cache.memory",
@@ -151,6 +162,15 @@ class Scheduler(Roster):
             self._preempt(self.running[-1])
             preempted = True
 
+    def _go_alone(self, request: Request) -> None:
+        """Large pages are scattered: who fits where the blocks lie together starts again, and nobody beside it.
+
+        What others left behind keeps pages from it that hold a few blocks each, and so does its own prefix. With the
+        cache forgotten and nothing of it cached, its blocks fill page after page, as the plan has counted them.
+        """
+        self._alone = request
+        self.manager.reset_prefix_cache()
+
     def _admit(self, step: Step, rows: Ints, counts: Ints) -> int:
         """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
         budget = self.max_num_batched_tokens - int(counts.sum())
@@ -158,7 +178,9 @@ class Scheduler(Roster):
         writers = Writers(self.hit_unit, self.manager.requests)
         writers.add([self._request(row) for row in writers.filling(rows).tolist()])
         admitted: list[Request] = []
-        for request in self.waiting:
+        if self._alone is not None and self._alone.status is RequestStatus.FINISHED:
+            self._alone = None
+        for request in [r for r in self.waiting if self._alone in (None, r)]:
             if budget < 1 or width + request.width > self.max_num_seqs:
                 break
             try:

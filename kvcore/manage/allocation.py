@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from kvcore.manage.ragged import Ints
 
@@ -60,3 +62,19 @@ class StepAllocation:
     new_blocks: Ints
     cached_tokens: Mapping[int, int]
     dead: Ints
+
+    def as_ids(self, first: Ints) -> StepAllocation:
+        """The same in ids of each group, where the manager numbers blocks over all groups.
+
+        Args:
+            first: By group, the number of its first id.
+        """
+        first = first.astype(np.int32)
+        second, both = np.array([0, 1], np.int32), np.array([0, 1, 1], np.int32)
+        return replace(
+            self,
+            deltas=self.deltas._replace(ids=self.deltas.ids - first[self.deltas.groups.repeat(self.deltas.counts)]),
+            copies=self.copies - first[self.copies[:, :1]] * both,
+            new_blocks=self.new_blocks - first[self.new_blocks[:, :1]] * second,
+            dead=self.dead - first[self.dead[:, :1]] * second,
+        )

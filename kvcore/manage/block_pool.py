@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,10 +38,13 @@ class BlockPool:
             done, if they are not cached; when they are evicted; when the cache forgets them.
 
     Attributes:
+        first: By group, the number of its first id; None where all groups share one numbering.
         refs: int32, holders of each id; read only.
         retired: The last step known to be done.
         evictions: Cached blocks that were handed out.
     """
+
+    first: Ints | None = None
 
     def __init__(
         self,
@@ -62,8 +65,7 @@ class BlockPool:
         self._on_evict = on_evict
         self._on_death = on_death
         self._place: Ints = np.full(num_blocks, NOWHERE, np.int32)
-        self._fresh = BlockQueue(self._place, _FRESH, np.arange(1, num_blocks, dtype=np.int32))
-        self._victims = Victims(self._place, policy())  # free, content can be hit
+        self._make_queues(policy)
         self._cached = np.zeros(num_blocks, np.bool_)
         self._last_reader: Ints = np.zeros(num_blocks, np.int32)
         self._latest = 0  # of all that `_last_reader` ever held
@@ -72,6 +74,15 @@ class BlockPool:
         self._pending: dict[int, list[tuple[Ints, Ints]]] = {}
         self._next_ticket = _FIRST_TICKET
         self._num_pending = 0
+
+    def _make_queues(self, policy: type[EvictionPolicy]) -> None:
+        self._fresh = BlockQueue(self._place, _FRESH, np.arange(1, self.num_blocks, dtype=np.int32))
+        self._victims = Victims(self._place, policy())  # free, content can be hit
+
+    @property
+    def capacity(self) -> int:
+        """Blocks but the null block."""
+        return self.num_blocks - 1
 
     @property
     def num_free(self) -> int:
@@ -102,12 +113,29 @@ class BlockPool:
         """Those of `blocks` of which a `share` would leave one less to hand out."""
         return blocks[self._place[blocks] > NOWHERE]
 
-    def take(self, count: int) -> Ints:
-        """Hand out `count` blocks, int32, each with one holder.
+    def missing(self, needs: Sequence[int], revived: Collection[int] = ()) -> int:
+        """Blocks that lack for a step.
+
+        Args:
+            needs: By group, blocks to hand out.
+            revived: Free blocks that hits of the step bring back to life.
+        """
+        return max(0, sum(needs) + len(revived) - self.num_free)
+
+    def fits_together(self, counts: Sequence[int]) -> bool:
+        """Whether so many blocks of each group are there at all, were nobody else to hold any."""
+        return sum(counts) <= self.capacity
+
+    def take(self, groups: Ints) -> Ints:
+        """Hand out a block for each entry, each with one holder.
+
+        Args:
+            groups: [n], for which group each is; all the same to this pool.
 
         Raises:
             OutOfBlocksError: Fewer are free; nothing has changed.
         """
+        count = len(groups)
         if count > self.num_free:
             raise OutOfBlocksError(
                 "not enough free blocks",
@@ -151,12 +179,21 @@ class BlockPool:
             pending = self._place[idle] < NOWHERE
             self._num_pending -= int(np.count_nonzero(pending))
             self._place[idle[pending]] = NOWHERE
-            free = idle[~pending]
-            cached = self._cached[free]
-            self._victims.remove(free[cached])
-            self._fresh.remove(free[~cached])
-        self._victims.hit(blocks)
+            self._revive(idle[~pending])
+        self._hit(blocks)
         self.refs[blocks] += 1
+
+    def _revive(self, free: Ints) -> None:
+        """These free blocks are about to have a holder."""
+        cached = self._cached[free]
+        self._victims.remove(free[cached])
+        self._fresh.remove(free[~cached])
+
+    def _hit(self, blocks: Ints) -> None:
+        self._victims.hit(blocks)
+
+    def _reached(self, blocks: Ints, tokens: int | Ints) -> None:
+        self._victims.reached(blocks, tokens)
 
     def release(self, blocks: Ints, last_reader: int | Ints, reach: int | Ints = 0, *, distinct: bool = False) -> None:
         """Take one holder from each block, in the order in which they should be given up.
@@ -174,7 +211,7 @@ class BlockPool:
             wrong = blocks[(held < 1) | (blocks <= NULL_BLOCK)]
             raise IntegrityError("a block is released that nobody holds", field="block", got=int(wrong[0]))
         if self.minds_reach:
-            self._victims.reached(blocks, reach)
+            self._reached(blocks, reach)
         if np.max(last_reader) > self.retired:  # else the reader is done, and nobody waits for it
             np.maximum.at(self._last_reader, blocks, np.asarray(last_reader, np.int32))
             self._latest = max(self._latest, int(np.max(last_reader)))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kvcore.errors import ConfigError
+
+if TYPE_CHECKING:  # a router reads events without numpy
+    from kvcore.manage.ragged import Ints
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,15 @@ class EventLog:
             )
         events, self._events = self._events, []
         return events
+
+
+def in_ids(events: list[Event], first: Ints | None) -> list[Event]:
+    """Events of blocks that are numbered over all groups, in ids of each group.
+
+    Args:
+        events: As collected.
+        first: By group, the number of its first id; None where all groups share one numbering.
+    """
+    if first is None:
+        return events
+    return [e if isinstance(e, Cleared) else replace(e, block=e.block - int(first[e.group])) for e in events]

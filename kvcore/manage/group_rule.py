@@ -12,6 +12,10 @@ from kvcore.manage.ragged import Ints
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.spec.retention import Chunk, Encoder, Full, Latest, Retention, Window
 
+# A state is a block that no request outgrows: it is held from the first step to the last, and as it is never full,
+# nobody else finds it, nor any prefix of a model that has states.
+STATE_TOKENS = 1 << 40
+
 
 class GroupRule:
     """One KV group as the manager sees it.
@@ -19,8 +23,8 @@ class GroupRule:
     Args:
         index: The group's index.
         block_size: Tokens of a block.
-        retention: `Full`, `Window` without kept first tokens, `Chunk`, or one of a plugin: what it keeps of
-            a sequence is a tail, which begins at `first_needed`.
+        retention: `Full`, `Latest` with one state, `Window` without kept first tokens, `Chunk`, or one of a plugin:
+            what it keeps of a sequence is a tail, which begins at `first_needed`.
 
     Attributes:
         drops: Whether tokens are ever given up.
@@ -31,13 +35,13 @@ class GroupRule:
     __slots__ = ("block_size", "drops", "index", "retention", "stores_nothing")
 
     def __init__(self, index: int, block_size: int, retention: Retention) -> None:
-        if isinstance(retention, Encoder | Latest):
+        if isinstance(retention, Encoder) or (isinstance(retention, Latest) and retention.count > 1):
             raise NotBuiltError(
                 f"the manager does not serve the retention {type(retention).__name__} yet",
                 field=f"kv_cache_groups[{index}].spec.retention",
                 got=type(retention).__name__,
-                allowed=("Full", "Window", "Chunk", "those of plugins"),
-                remedy="run a model without cross-attention and state caches; such models can be planned",
+                allowed=("Full", "Window", "Chunk", "Latest(1)", "those of plugins"),
+                remedy="run a model without cross-attention; such models can be planned",
             )
         if isinstance(retention, Window) and retention.keep_first:
             raise NotBuiltError(
@@ -50,13 +54,14 @@ class GroupRule:
         self.index = index
         self.block_size = block_size
         self.retention = retention
-        self.drops = not isinstance(retention, Full)
+        self.drops = not isinstance(retention, Full | Latest)
         self.stores_nothing = isinstance(retention, Window | Chunk) and retention.size == 1
 
     @classmethod
     def of(cls, group: KVCacheGroupSpec) -> GroupRule:
         """The rule of a group of the plan."""
-        return cls(group.index, group.block_size, group.spec.retention)
+        size = STATE_TOKENS if group.spec.content.per_request else group.block_size
+        return cls(group.index, size, group.spec.retention)
 
     def first_block(self, position: int) -> int:
         """Index of the first block that a query at `position`, or a later one, may read or write."""
@@ -89,14 +94,6 @@ class GroupRule:
 
 def rules_of(config: KVCacheConfig) -> tuple[GroupRule, ...]:
     """The rules of every group; `NotBuiltError` names what the manager does not serve yet."""
-    if config.placement != "slots":
-        raise NotBuiltError(
-            "the manager of placement packed is not built yet",
-            field="cache.placement",
-            got=config.placement,
-            allowed="slots",
-            remedy="set cache.placement=slots",
-        )
     if not config.kv_cache_groups:
         raise SpecError("there is nothing to manage: the plan has no groups", field="kv_cache_groups", got=0)
     return tuple(GroupRule.of(g) for g in config.kv_cache_groups)

@@ -9,13 +9,13 @@ import numpy as np
 from kvcore.errors import IntegrityError, RequestError
 from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.block_hash import Extra, check_extras, token_array
-from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.dead_blocks import DeadBlocks
-from kvcore.manage.events import Event, EventLog
+from kvcore.manage.events import Event, EventLog, in_ids
 from kvcore.manage.eviction import LRU, EvictionPolicy
 from kvcore.manage.explain import Explainer, Miss
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
+from kvcore.manage.large_pages import pool_of
 from kvcore.manage.prefix_cache import Hit
 from kvcore.manage.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
@@ -66,18 +66,16 @@ class KVCacheManager:
         self._rules = rules_of(config)
         self.requests = Requests(self._rules)
         self._events = EventLog(enabled=events)
+        self._pool = pool_of(config, eviction or LRU, lambda b: self._prefixes.remove(b), lambda b: self._dead.died(b))
         self._prefixes = Prefixes(
             self.requests,
-            config.num_blocks,
+            self._pool.num_blocks,
             hash_name=hash_name,
             namespace=namespace,
             events=self._events,
             enabled=prefix_caching,
         )
-        self._dead = DeadBlocks(config.num_blocks, enabled=track_dead)
-        self._pool = BlockPool(
-            config.num_blocks, policy=eviction or LRU, on_evict=self._prefixes.remove, on_death=self._dead.died
-        )
+        self._dead = DeadBlocks(self._pool.num_blocks, enabled=track_dead)
         self._explainer = Explainer(self.requests, self._prefixes.cache, explain_history, enabled=prefix_caching)
         self._pins = Pins(self._pool)
         self._open: Step | None = None  # begun, and nothing changed since
@@ -197,7 +195,8 @@ class KVCacheManager:
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
         dead = self._dead.drain(new_blocks)
-        return StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead)
+        given = StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead)
+        return given if self._pool.first is None else given.as_ids(self._pool.first)
 
     def _admit(self, row: int, hit: Hit) -> int:
         r = self.requests
@@ -216,6 +215,11 @@ class KVCacheManager:
         self._hit_tokens += hit.tokens
         self._query_tokens += int(r.known[row])
         return hit.tokens
+
+    @property
+    def large_pages(self) -> bool:
+        """Whether free memory can be out of reach because it is scattered over large pages."""
+        return self._pool.first is not None
 
     def commit(self, step: int, rows: Ints = _NOBODY, tokens: Ints = _NOBODY) -> None:
         """The tokens of `step` are computed: they can be hit, and what no later query reads is given up.
@@ -325,7 +329,10 @@ class KVCacheManager:
         self.requests.check(np.array([row]))
         if not 0 <= group < len(self._rules):
             raise RequestError("no such group", field="group", got=group, allowed=f"0 to {len(self._rules) - 1}")
-        return self.requests.table(row, group)
+        first_block, blocks = self.requests.table(row, group)
+        if self._pool.first is not None:
+            blocks = [block - int(self._pool.first[group]) for block in blocks]
+        return first_block, blocks
 
     def num_computed(self, row: int) -> int:
         """Tokens given to steps so far, the prefix hit and steps in flight included."""
@@ -334,17 +341,20 @@ class KVCacheManager:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be handed out now."""
+        """Blocks, or large pages, that can be handed out now."""
         return self._pool.num_free
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, and the blocks now: pending ones wait for a step, reusable ones are free."""
+        """Counters since the start, and the blocks now: pending ones wait for a step, reusable ones are free.
+
+        Used, free, reusable, total and peak are large pages where the placement is `packed`.
+        """
         return {
             "blocks_used": self._pool.num_used,
             "blocks_pending": self._pool.num_pending,
             "blocks_free": self._pool.num_free,
             "blocks_reusable": self._pool.num_reusable,
-            "blocks_total": self._pool.num_blocks - 1,
+            "blocks_total": self._pool.capacity,
             "blocks_cached": len(self._prefixes.cache),
             "peak_blocks": self._peak,
             "prefix_hit_tokens": self._hit_tokens,
@@ -357,7 +367,7 @@ class KVCacheManager:
 
     def take_events(self) -> list[Event]:
         """Events since the last call, oldest first; `ConfigError` unless they are collected."""
-        return self._events.drain()
+        return in_ids(self._events.drain(), self._pool.first)
 
     def explain_miss(self, name: str) -> Miss:
         """Why the prefix hit of a request, when it was admitted, was no longer."""

@@ -66,12 +66,12 @@ class Step:
         find_hit: The longest prefix that the cache holds now for a row.
 
     Attributes:
-        new_blocks: Blocks to hand out.
+        needs: By group, blocks to hand out.
         entries: What it admits.
     """
 
     def __init__(self, requests: Requests, pool: BlockPool, find_hit: Callable[[int], Hit]) -> None:
-        self.new_blocks = 0
+        self.needs = [0] * requests.groups
         self.entries: list[Entry] = []
         self._requests, self._pool, self._find_hit = requests, pool, find_hit
         self._parts: list[Part | Entry] = []
@@ -83,12 +83,12 @@ class Step:
     @property
     def taken(self) -> int:
         """Free blocks that the step uses up."""
-        return self.new_blocks + len(self._revived)
+        return sum(self.needs) + len(self._revived)
 
     @property
     def short(self) -> int:
-        """Free blocks that are missing."""
-        return max(0, self.taken - self._pool.num_free)
+        """Free blocks, or large pages, that are missing."""
+        return self._pool.missing(self.needs, self._revived)
 
     def add(self, rows: Ints, counts: Ints) -> None:
         """Add requests, whether or not there are blocks for them.
@@ -129,18 +129,18 @@ class Step:
         if not 0 <= row < len(r.limit) or r.limit[row] < 0:
             r.check(np.array([row]))
         if r.admitted[row]:
-            before = self.new_blocks, dict(self._holders)
+            before = list(self.needs), dict(self._holders)
             self.add(np.array([row]), np.array([count]))
             missing = self.short
-            if missing and self.new_blocks > before[0]:
-                self.new_blocks, self._holders = before
+            if missing and self.needs != before[0]:
+                self.needs, self._holders = before
                 self._parts.pop()
                 self._forget(row)
                 return missing
             return 0
         entry, revived = self._enter(row, count)
-        missing = self.taken + sum(entry.need) + len(revived) - self._pool.num_free
-        if missing > 0:
+        missing = self._pool.missing(self._with(entry.need), self._revived | revived if revived else self._revived)
+        if missing:
             return missing
         self._keep(entry, revived)
         return 0
@@ -169,8 +169,11 @@ class Step:
         self._size += 1
         self._parts.append(entry)
         self.entries.append(entry)
-        self.new_blocks += sum(entry.need)
+        self.needs = self._with(entry.need)
         self._revived |= revived
+
+    def _with(self, more: Sequence[int]) -> list[int]:
+        return [a + b for a, b in zip(self.needs, more, strict=True)]
 
     def _has(self, row: int) -> bool:
         return row < len(self._asked) and bool(self._asked[row])
@@ -237,8 +240,14 @@ class Step:
                         self._holders[last] = holders - 1
                         need[i, group] += 1
                         copies.append((i, group))
-        self.new_blocks += int(need.sum())
+        self.needs = self._with(need.sum(axis=0).tolist())
         return Look(rows, starts, ends, need, tuple(copies))
+
+    def fits_together(self, row: int) -> bool:
+        """Whether the blocks of a request, and those that the step asks for, would fit if they lay together."""
+        r = self._requests
+        held = r.blocks.size[r.flat(np.array([row]))].tolist()
+        return self._pool.fits_together(self._with(held))
 
     def require(self, *, void: bool) -> None:
         """Refuse a step that lacks blocks, or that was worked out before blocks changed hands.
@@ -270,9 +279,10 @@ class Step:
         r = self._requests
         rows, starts, _, need, copied = look
         flat, counts = r.flat(rows), need.ravel()
-        ids = self._pool.take(self.new_blocks)
         groups = np.zeros(len(rows), np.int64) if r.groups == 1 else np.tile(np.arange(r.groups), len(rows))
-        new_blocks = _columns(np.repeat(groups, counts), ids)
+        wanted = np.repeat(groups, counts)
+        ids = self._pool.take(wanted)
+        new_blocks = _columns(wanted, ids)
         kept_to, copies = r.end.take(rows, axis=0), _NONE.reshape(0, 3)
         if copied:
             at = np.array([i * r.groups + group for i, group in copied])

@@ -38,7 +38,7 @@ class Victims:
 
     def __iter__(self) -> Iterator[int]:
         """The next victim first."""
-        return iter(self._first(len(self)).tolist())
+        return iter(self.first(len(self)).tolist())
 
     def add(self, blocks: Ints) -> None:
         """These became free just now, in this order."""
@@ -80,7 +80,7 @@ class Victims:
         """Take out and return the next `count` victims, int32; there are as many."""
         if len(self._queues) == 1:
             return self._queues[0].pop(count)
-        blocks = self._first(count)
+        blocks = self.first(count)
         self.remove(blocks)
         return blocks
 
@@ -99,7 +99,8 @@ class Victims:
             self._hits[blocks] = 0
             self._reach[blocks] = 0
 
-    def _first(self, count: int) -> Ints:
+    def first(self, count: int) -> Ints:
+        """The next `count` victims, int32; there are as many."""
         found = [queue.peek(min(count, len(queue)))[0] for queue in self._queues]
         blocks = np.concatenate(found)
         levels = np.repeat(np.arange(len(found)), [len(f) for f in found])

@@ -14,7 +14,7 @@ from kvcore.config.build import build
 from kvcore.config.compose import compose
 from kvcore.config.schema import DeviceKeys
 from kvcore.engine.planning import cpu_cache_bytes, prepare_plan
-from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError, NotBuiltError
+from kvcore.errors import CapacityError, ConfigError, KVCoreError, ModelError
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import installed, load
 from kvcore.registry.records import PluginSource
@@ -123,7 +123,7 @@ def test_bad_values_name_their_key(overrides, kind, field):
 def test_what_run_refuses_is_refused_before_anything_is_fetched(monkeypatch, tmp_path):
     monkeypatch.setenv("KVCORE_HOME", str(tmp_path))
     for overrides, kind in (
-        (["cache.placement=packed"], NotBuiltError),
+        (["cache.placement=packed", "cache.memory=1MiB"], CapacityError),
         (["cache.memory=1MiB"], CapacityError),
         (["backend=triton"], KVCoreError),
         (["cache.dtype=int4"], KVCoreError),

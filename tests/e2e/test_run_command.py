@@ -101,14 +101,16 @@ def test_samples_stop_strings_and_prefix_hits(smollm2, call, tmp_path):
         ("model.path=no/such/folder", "ModelError", "no/such/folder"),
         ("cache.memory=1MiB", "CapacityError", "bytes are needed"),
         ("cache.block_size=0", "ConfigError", "cache.block_size"),
-        ("cache.placement=packed", "NotBuiltError", "packed"),
+        ("cache.num_blocks=99 cache.placement=packed", "ConfigError", "num_blocks"),
         ("sampling.temperature=-1", "", "sampling.temperature"),
         ("sampling.n=0", "", "sampling.n"),
     ],
 )
 def test_bad_input_is_one_typed_error(smollm2, call, override, kind, says):
     prompt = "word " * 40
-    status, out, err = call("run", *SMALL[:2], "engine.max_model_len=512", override, "output=json", "--prompt", prompt)
+    status, out, err = call(
+        "run", *SMALL[:2], "engine.max_model_len=512", *override.split(" "), "output=json", "--prompt", prompt
+    )
     error = json.loads(out)["error"]
     assert status == 2
     assert error["type"].startswith(kind)

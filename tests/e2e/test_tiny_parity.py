@@ -35,10 +35,21 @@ def least_blocks(path, keys) -> int:
     return llm.plan.capacity.needed_units(64) + 1
 
 
-def check(path, variant: str) -> None:
+def large_pages(path, keys, *, least: bool) -> int:
+    """Bytes of an arena of large pages: of 500, or of those with which the longest sequence just fits."""
+    llm = make_llm(path, max_model_len=64, placement="packed", mla="expanded", **keys)
+    return llm.plan.needed_bytes if least else 500 * llm.plan.configs[0].large_page_bytes
+
+
+def check(path, variant: str, placement: str) -> None:
     keys, share = VARIANTS[variant]
-    blocks = least_blocks(path, keys) if variant.startswith("preempted") else 500
-    llm = make_llm(path, max_model_len=64, num_blocks=blocks, mla="expanded", **keys)
+    least = variant.startswith("preempted")
+    if placement == "packed":
+        room = {"placement": "packed", "memory": large_pages(path, keys, least=least)}
+    else:
+        room = {"num_blocks": least_blocks(path, keys) if least else 500}
+    llm = make_llm(path, max_model_len=64, mla="expanded", **room, **keys)
+    assert llm.plan.configs[0].placement == placement
     texts = sequences()
     got = llm.score(texts, prompt_lens=[max(1, int(len(t) * share)) for t in texts])
     for text, mine, theirs in zip(texts, got, full_logits(path, texts), strict=True):
@@ -49,10 +60,11 @@ def check(path, variant: str) -> None:
     llm.core.manager.check_integrity()
 
 
+@pytest.mark.parametrize("placement", ["slots", "packed"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", DEFAULT_RUN)
-def test_default_run(name, variant, tmp_path_factory):
-    check(tiny_model(name, tmp_path_factory.getbasetemp()), variant)
+def test_default_run(name, variant, placement, tmp_path_factory):
+    check(tiny_model(name, tmp_path_factory.getbasetemp()), variant, placement)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama4"])
@@ -70,11 +82,12 @@ def test_a_window_that_nothing_outgrows_is_full_attention(name, tmp_path_factory
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("placement", ["slots", "packed"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", [n for n in SPECS if n not in DEFAULT_RUN])
-def test_all_others(name, variant, tmp_path_factory):
+def test_all_others(name, variant, placement, tmp_path_factory):
     path = tiny_model(name, tmp_path_factory.getbasetemp())
     try:
-        check(path, variant)
+        check(path, variant, placement)
     except UnsupportedModelError as refusal:
         pytest.skip(f"refused: {refusal}")

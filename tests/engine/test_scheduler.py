@@ -5,6 +5,7 @@ Expected texts come from an oracle without any cache (`support.fake_worker.oracl
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -32,13 +33,29 @@ class Bench:
     """Manager, scheduler and fake worker around one plan."""
 
     def __init__(
-        self, retentions: list[Retention], *, tokens: int = 16, seqs: int = 4, blocks: int | None = None, size: int = 4
+        self,
+        retentions: list[Retention],
+        *,
+        tokens: int = 16,
+        seqs: int = 4,
+        blocks: int | None = None,
+        size: int = 4,
+        heads: list[int] | None = None,
+        spare: int = 0,
     ) -> None:
-        specs = {CacheId(i): KVCacheSpec(KVHeads(1, 8), r) for i, r in enumerate(retentions)}
+        heads = heads or []  # packed, with so many KV heads a group
+        shapes = zip(retentions, heads or [1] * len(retentions), strict=True)
+        specs = {CacheId(i): KVCacheSpec(KVHeads(h, 8), r) for i, (r, h) in enumerate(shapes)}
         limits = Limits(LENGTH, tokens, seqs)
         roomy = kvcore.plan(specs, {}, Budget(num_blocks=2), limits, block_size=size)
         least = roomy.capacity.needed_units(LENGTH) + 1
-        plan = kvcore.plan(specs, {}, Budget(num_blocks=least if blocks is None else blocks), limits, block_size=size)
+        if heads:
+            tight = kvcore.plan(specs, {}, Budget(memory=1), limits, block_size=size, placement="packed")
+            room = tight.needed_bytes + spare * tight.configs[0].large_page_bytes
+            plan = kvcore.plan(specs, {}, Budget(memory=room), limits, block_size=size, placement="packed")
+        else:
+            budget = Budget(num_blocks=least if blocks is None else blocks)
+            plan = kvcore.plan(specs, {}, budget, limits, block_size=size)
         plan.require_fit()
         self.config = plan.configs[0]
         self.retentions = [g.spec.retention for g in self.config.kv_cache_groups]
@@ -116,6 +133,40 @@ def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
             bench.scheduler.finish(data.draw(st.sampled_from(sorted(bench.scheduler.requests))), "abort")
     bench.run()
     bench.check()
+
+
+@settings(max_examples=150)
+@given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 8), st.data())
+def test_every_text_is_right_out_of_large_pages(kinds, asks, tokens, seqs, spare, data):
+    """Down to the smallest arena of the plan: whoever fits alone is served, however scattered the pages have become."""
+    heads = data.draw(st.lists(st.integers(1, 9), min_size=len(kinds), max_size=len(kinds)))
+    bench = Bench(kinds, tokens=tokens, seqs=seqs, heads=heads, spare=spare)
+    for start, length, tail, n, count in asks:
+        bench.add([start + 3 * (i % 5) for i in range(length)] + [tail] * (tail > 0), count, n=n, seed=tail)
+        for _ in range(data.draw(st.integers(0, 3))):
+            bench.step()
+        if bench.scheduler.requests and data.draw(st.integers(0, 5)) == 0:
+            bench.scheduler.finish(data.draw(st.sampled_from(sorted(bench.scheduler.requests))), "abort")
+    bench.run()
+    bench.check()
+
+
+def test_who_fits_alone_is_served_however_scattered_the_pages():
+    """Full-length requests in the least arena of their plan; without a fresh start some of them ended with an error."""
+    alone = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        kinds = [Full(), Window(rng.randint(2, 12)), Chunk(rng.randint(2, 12))][: rng.randint(2, 3)]
+        bench = Bench(kinds, tokens=rng.randint(1, 24), heads=[rng.choice([1, 1, 2, 9]) for _ in kinds])
+        for _ in range(rng.randint(2, 6)):
+            prompt = [rng.randrange(3) + 3 * (i % 5) for i in range(rng.randint(20, 42))]
+            bench.add(prompt, rng.choice([5, 44]), n=rng.choice([1, 1, 2]))
+            for _ in range(rng.randrange(4)):
+                bench.step()
+        bench.run()
+        bench.check()
+        alone += bench.scheduler._alone is not None
+    assert alone > 0
 
 
 def test_preemption_happens_and_changes_nothing():

@@ -17,7 +17,7 @@ class ListPool(BlockPool):
     """The pool by lists."""
 
     def take(self, count):
-        return super().take(count).tolist()
+        return super().take(np.zeros(count, np.int64)).tolist()
 
     def share(self, blocks):
         super().share(np.array(blocks))

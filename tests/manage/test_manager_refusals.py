@@ -18,16 +18,13 @@ def test_retentions_that_are_not_built(manager_of, groups, field):
     assert field in caught.value.field
 
 
-def test_packed_and_latest_are_not_built(config_of):
-    from dataclasses import replace
-
+def test_several_states_of_a_request_are_not_built():
     from kvcore.manage.group_rule import GroupRule
     from kvcore.spec.retention import Latest
 
-    with pytest.raises(NotBuiltError, match="packed"):
-        NamedManager(replace(config_of([(Full(), 16)], 10), placement="packed"))
+    GroupRule(0, 1, Latest(1))
     with pytest.raises(NotBuiltError, match="Latest"):
-        GroupRule(0, 1, Latest())
+        GroupRule(0, 1, Latest(2))
 
 
 def test_bad_calls_are_typed_errors_and_change_nothing(manager_of):

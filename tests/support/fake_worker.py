@@ -43,8 +43,10 @@ class FakeWorker:
 
     def __init__(self, config: KVCacheConfig) -> None:
         self.groups = config.kv_cache_groups
-        # One store for all groups: under `slots` a block id is the same bytes whichever group owns it.
-        self.blocks: dict[int, dict[int, tuple[int, int, int]]] = {}
+        # One store for all groups: under `slots` a block id is the same bytes whichever group owns it. Under `packed` a
+        # large page is, so that a write by another group destroys all of it.
+        self.blocks: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
+        self.owners: dict[int, int] = {}
         self.tables: dict[tuple[int, int], tuple[int, list[int]]] = {}
         self.entries: dict[int, Entry] = {}
 
@@ -62,8 +64,10 @@ class FakeWorker:
             ids = ids[drop:][:keep] + output.deltas.ids[at : at + count].tolist()
             self.tables[row, group] = first + drop, ids
             at += count
-        for _, source, target in output.copies.tolist():
-            self.blocks[target] = dict(self.blocks[source])
+        for group, source, target in output.copies.tolist():
+            copied = dict(self.blocks[self._place(group, source)])
+            self._own(group, target)
+            self.blocks[self._place(group, target)] = copied
         parts = list(zip(*(n.tolist() for n in (output.rows, output.counts, output.computed)), strict=True))
         tokens = iter(output.token_ids.tolist())
         for row, count, computed in parts:
@@ -84,16 +88,32 @@ class FakeWorker:
         size = self.groups[group].block_size
         return ids[position // size - first], position % size
 
+    def _place(self, group: int, block: int) -> tuple[int, int]:
+        return (group if self.groups[group].blocks_per_large_page else 0), block
+
+    def _own(self, group: int, block: int) -> None:
+        cut = self.groups[group].blocks_per_large_page
+        if not cut:
+            return
+        assert block >= cut, "a null block is written"
+        owner = self.owners.get(block // cut, group)
+        if owner != group:
+            old = self.groups[owner].blocks_per_large_page
+            for place in range(block // cut * old, (block // cut + 1) * old):
+                self.blocks.pop((owner, place), None)
+        self.owners[block // cut] = group
+
     def _write(self, row: int, position: int, token: int) -> None:
         for g, group in enumerate(self.groups):
             first, _ = self.tables[row, g]
             if position // group.block_size >= first:
                 block, offset = self._slot(row, g, position)
-                self.blocks.setdefault(block, {})[offset] = (g, position, token)
+                self._own(g, block)
+                self.blocks.setdefault(self._place(g, block), {})[offset] = (g, position, token)
 
     def _read(self, row: int, group: int, position: int) -> int:
         block, offset = self._slot(row, group, position)
-        owner, stored, token = self.blocks[block][offset]
+        owner, stored, token = self.blocks[self._place(group, block)][offset]
         if (owner, stored) != (group, position):
             raise AssertionError(f"slot of group {owner}, token {stored} read as {group}, {position}")
         return token
