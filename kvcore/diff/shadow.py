@@ -7,7 +7,6 @@ queries. The model goes on with the first side's answer, so that the second is j
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -20,7 +19,8 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.spec.cache_spec import CacheId
 from kvcore.testing.oracle.attention import Array
 from kvcore.testing.oracle.tolerance import upper_bound
-from kvcore.worker.forward_context import BoundLayer, StepContext
+from kvcore.worker.bound_attention import BoundLayer
+from kvcore.worker.forward_context import StepContext
 from kvcore.worker.messages import SchedulerOutput, StepResult
 from kvcore.worker.model_runner import ModelRunner
 from kvcore.worker.worker import Worker
@@ -60,7 +60,7 @@ class ShadowedRunner:
         self.divergence = Divergence()
         self._bounds = Bounds(first.model.facts)
         self._output = SchedulerOutput(0)
-        first.context = ShadowedContext(first.context, second.context, self._look)  # type: ignore[assignment]
+        first.context = ShadowedContext(first.cache.context, second.cache.context, self._look)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
@@ -141,12 +141,6 @@ class ShadowedContext(ForwardContext):
         look: Callable[[BoundLayer, Batch, Inputs, torch.Tensor, torch.Tensor], None],
     ) -> None:
         self.first, self.second, self.look = first, second, look
-        self.layers = first.layers
-
-    def begin(self, batch: Batch, metadata: list[Any]) -> None:
-        """Start a step of the first side; the second has begun its own."""
-        self._batch = batch
-        self.first.begin(batch, metadata)
 
     def attend(
         self,
@@ -160,7 +154,8 @@ class ShadowedContext(ForwardContext):
         """The first side's answer; see `ForwardContext`."""
         inputs = {"q": query_THD, "k": key_TKD, "v": value_TKDv}
         a, b = (self._answer(side, cache_id, inputs, sinks) for side in (self.first, self.second))
-        self.look(self.layers[cache_id], self._batch, inputs, a, b)
+        attention = self.first.attention
+        self.look(attention.layers[cache_id], attention.batch, inputs, a, b)
         return a
 
     @staticmethod
@@ -171,7 +166,7 @@ class ShadowedContext(ForwardContext):
         except KVCoreError:
             raise
         except Exception as error:
-            name = type(side.layers[cache_id].backend).__name__
+            name = type(side.attention.layers[cache_id].backend).__name__
             raise BackendError(
                 f"{name} raised in layer {cache_id.layer}: {type(error).__name__}: {error}",
                 field="backend",

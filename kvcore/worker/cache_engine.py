@@ -22,14 +22,23 @@ class CacheEngine:
         device: Torch device of the arena.
         zero_new_blocks: Zero every block when it is handed out, for kernels that load unwritten slots.
         poison: Poison content when it dies, and the slots of new blocks until they are written.
+        memory: Memory that somebody else allocated; see `Arena`.
 
     Attributes:
         poisoned: Blocks poisoned so far because their content died.
     """
 
-    def __init__(self, config: KVCacheConfig, device: str, *, zero_new_blocks: bool, poison: bool = False) -> None:
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        device: str | torch.device,
+        *,
+        zero_new_blocks: bool,
+        poison: bool = False,
+        memory: torch.Tensor | None = None,
+    ) -> None:
         self.config = config
-        self.arena = Arena(config.total_bytes, device)
+        self.arena = Arena(config.total_bytes, device, memory=memory)
         self.zero_new_blocks = zero_new_blocks
         self.poison = poison
         self.poisoned = 0

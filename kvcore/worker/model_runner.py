@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from kvcore.attention.backend import AttentionBackend
 from kvcore.attention.batch import Batch
-from kvcore.errors import IntegrityError
 from kvcore.manage.ragged import Ints, spans
-from kvcore.memory.batch_builder import BatchBuilder
-from kvcore.memory.block_table import BlockTables
 from kvcore.memory.staging import uploaded
+from kvcore.models.forward_context import ForwardContext
 from kvcore.models.transformers_bridge import TransformersModel
-from kvcore.plan.capacity import Limits
-from kvcore.plan.config import KVCacheConfig
-from kvcore.worker.binding import Binding, bind
-from kvcore.worker.cache_engine import CacheEngine
-from kvcore.worker.forward_context import StepContext
 from kvcore.worker.messages import NO_TOKEN, NOTHING, Logprobs, NotFinite, SampleAsk, SchedulerOutput, StepResult
+from kvcore.worker.paged_cache import PagedCache
 from kvcore.worker.texts import Texts
 
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
@@ -39,52 +32,31 @@ class SampleTokens(Protocol):
 
 
 class ModelRunner:
-    """One model on one device.
+    """One model on its cache.
 
     Args:
         model: The loaded model.
-        limits: Sizes of the persistent buffers.
-        device: Torch device.
+        cache: Its cache.
         sample: Draws tokens from logits.
         logits_sink: Where kept logits go.
 
     Attributes:
+        context: What the attention of the model calls.
         kv_caches: The field views of every bound cache in model order: the first place of binding. The
             forward context is the second; both hold the same tensors.
     """
 
     def __init__(
-        self,
-        model: TransformersModel,
-        limits: Limits,
-        device: str,
-        sample: SampleTokens,
-        logits_sink: LogitsSink | None = None,
+        self, model: TransformersModel, cache: PagedCache, sample: SampleTokens, logits_sink: LogitsSink | None = None
     ) -> None:
         self.model = model
-        self.limits = limits
-        self.device = device
+        self.cache = cache
         self.sample = sample
         self.logits_sink = logits_sink
-        self.kv_caches: list[Mapping[str, torch.Tensor]] = []
+        self.context: ForwardContext = cache.context
+        layers = cache.attention.layers
+        self.kv_caches = [layers[c].cache for c in sorted(layers)]
         self.texts = Texts()
-        self._places: Ints = np.zeros(0, np.int64)  # row of the block tables, by the row of a request; -1 for none
-        self._free_rows = list(range(limits.max_num_seqs - 1, -1, -1))
-
-    def bind(self, config: KVCacheConfig, cache: CacheEngine, backends: Mapping[str, AttentionBackend]) -> None:
-        """Meet the cache: views, tables, buffers, attention groups. Called once."""
-        self.cache = cache
-        self.binding: Binding = bind(self.model.facts, config, cache.views, backends, self.model.attention_tensors)
-        self.context = StepContext(self.binding.layers)
-        self.kv_caches = [self.binding.layers[c].cache for c in sorted(self.binding.layers)]
-        self.tables = BlockTables(
-            config,
-            self.limits.max_num_seqs,
-            self.limits.max_model_len,
-            self.device,
-            max_scheduled=self.limits.max_num_batched_tokens,
-        )
-        self.builder = BatchBuilder(config, self.limits.max_num_seqs, self.limits.max_num_batched_tokens, self.device)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepResult:
@@ -101,43 +73,21 @@ class ModelRunner:
     def stage(self, output: SchedulerOutput) -> Batch:
         """All of a step that comes before the model: rows, tables, block operations, batch, metadata."""
         for row in output.left.tolist():
-            self._leave(row)
+            self.texts.leave(row)
+            self.cache.leave(row)
         for entry in output.entries:
-            self._enter(entry.row)
+            self.cache.enter(entry.row)
             self.texts.enter(entry)
-        self.tables.apply_step(self._places[output.deltas.rows], output.deltas)
-        self.cache.before_step(output.copies.tolist(), output.new_blocks.tolist(), output.dead.tolist())
-        rows = self._places[output.rows]
-        batch = self.builder.build(rows.tolist(), output.counts.tolist(), output.computed.tolist(), self.tables)
-        self.context.begin(batch, [b.prepare(batch, g) for b, g in self.binding.groups])
-        return batch
-
-    def _enter(self, row: int) -> None:
-        if row >= len(self._places):
-            self._places = np.concatenate((self._places, np.full(row + 1, -1)))
-        if self._places[row] < 0:
-            if not self._free_rows:
-                raise IntegrityError(
-                    "more requests than rows",
-                    field="max_num_seqs",
-                    got=self.limits.max_num_seqs + 1,
-                    allowed=self.limits.max_num_seqs,
-                )
-            self._places[row] = self._free_rows.pop()
-        self.tables.clear(int(self._places[row]))
-
-    def _leave(self, row: int) -> None:
-        self.texts.leave(row)
-        if row < len(self._places) and self._places[row] >= 0:  # a request may end before it ever ran
-            self._free_rows.append(int(self._places[row]))
-            self._places[row] = -1
+        self.cache.change(output.deltas, output.copies, output.new_blocks, output.dead)
+        return self.cache.begin(output.rows, output.counts, output.computed)
 
     def _forward(self, output: SchedulerOutput, batch: Batch) -> torch.Tensor:
         """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""
+        device = self.cache.device
         return self.model.forward(
-            uploaded(output.token_ids.tolist(), self.device),
-            self.builder.positions_T[: batch.num_tokens],
-            uploaded(self._wanted(output), self.device),
+            uploaded(output.token_ids.tolist(), device),
+            self.cache.positions_T[: batch.num_tokens],
+            uploaded(self._wanted(output), device),
             self.context,
         )
 
@@ -148,7 +98,7 @@ class ModelRunner:
         """
         ends = output.counts.cumsum().tolist()
         spans = {row: slice(ends[row] - int(output.counts[row]), ends[row]) for row in wrong}
-        with self.context.watch(spans) as found:
+        with self.cache.context.watch(spans) as found:
             self._forward(output, batch)
         after = "no attention layer's numbers: what comes behind the last of them"
         return tuple(NotFinite(row, found.get(row, after)) for row in wrong)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kvcore.attention.backend import AttentionBackend
 from kvcore.errors import ConfigError
 from kvcore.models.forward_context import ZeroContext
 from kvcore.models.transformers_bridge import TransformersModel
 from kvcore.plan.config import KVCacheConfig
 from kvcore.registry.registry import Registry
-from kvcore.worker.cache_engine import CacheEngine
 from kvcore.worker.messages import SchedulerOutput, StepResult
 from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
+from kvcore.worker.paged_cache import PagedCache
 from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
 from kvcore.worker.settings import WorkerSettings
 
@@ -74,23 +73,21 @@ class Worker:
     def initialize(self, config: KVCacheConfig) -> None:
         """Allocate the arena, make the views and bind every layer."""
         self.runner = self.make_runner(config)
-        self.cache = self.runner.cache
 
     def make_runner(self, config: KVCacheConfig) -> ModelRunner:
         """A runner of the loaded model on an arena of its own, with the backends that `config` names."""
-        device, options = self.settings.torch_device, self.settings.options
-        names = {g.backend for g in config.kv_cache_groups if g.backend is not None}
-        specs = {name: self.registry.backend(name) for name in names}
-        backends: dict[str, AttentionBackend] = {
-            name: spec.create(device, options.get(name, spec.Config())) for name, spec in specs.items()
-        }
-        # Kernels that load unwritten slots are promised finite ones, whatever their last owner left there: bytes of
-        # another type, poison, or the NaN of a request that overflowed.
-        zero = any(spec.reads_unwritten_slots for spec in specs.values())
-        cache = CacheEngine(config, device, zero_new_blocks=zero, poison=self.settings.sanitize)
-        runner = ModelRunner(self.model, self.settings.limits, device, self.sample, self.logits_sink)
-        runner.bind(config, cache, backends)
-        return runner
+        s = self.settings
+        cache = PagedCache(
+            config,
+            s.facts.queries,
+            s.limits,
+            self.registry,
+            device=s.torch_device,
+            options=s.options,
+            parameters=self.model.attention_tensors,
+            sanitize=s.sanitize,
+        )
+        return ModelRunner(self.model, cache, self.sample, self.logits_sink)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""

@@ -67,14 +67,14 @@ def test_window_layers_keep_a_bounded_number_of_blocks(mistral):
 def test_bound_tensors_never_move_and_no_step_allocates_cache_memory(llama, monkeypatch):
     llm = make_llm(llama, max_model_len=512, num_blocks=80, max_num_seqs=4)
     runner = llm.core.executor.worker.runner
-    arena = runner.cache.arena
+    arena, layers = runner.cache.memory.arena, runner.cache.attention.layers
     made = []
     original = Arena.__init__
     monkeypatch.setattr(Arena, "__init__", lambda self, *a, **k: (made.append(a), original(self, *a, **k))[1])
 
     def addresses():
         first = [{n: t.data_ptr() for n, t in fields.items()} for fields in runner.kv_caches]
-        bound = [runner.context.layers[c] for c in sorted(runner.context.layers)]
+        bound = [layers[c] for c in sorted(layers)]
         second = [{n: t.data_ptr() for n, t in layer.cache.items()} for layer in bound]
         assert first == second
         return first

@@ -72,10 +72,10 @@ def nothing_leaks(llm: LLM) -> None:
     assert not (core.scheduler.running)
     assert not (core.scheduler._live)
     assert not llm._kept
-    rows = set((runner._places >= 0).nonzero()[0].tolist())
+    rows = set(runner.cache.rows)
     assert rows <= set(core.scheduler._dropped)  # rows are dropped with the next step
     assert set(runner.texts._texts) <= rows
-    assert len(rows) + len(runner._free_rows) == LIMITS["max_num_seqs"]
+    assert len(rows) + len(runner.cache._free) == LIMITS["max_num_seqs"]
 
 
 def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseException) -> None:
@@ -88,7 +88,7 @@ def failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, phase: str, error: BaseEx
         "allocate": (core.manager, "allocate"),
         "evict": (core.manager._pool, "_on_evict"),
         "rows": (core.scheduler, "_count_admission"),
-        "tables": (runner.tables, "apply_step"),
+        "tables": (runner.cache.tables, "apply_step"),
         "model": (runner.model, "forward"),
         "sample": (runner, "sample"),
         "append": (core.scheduler, "_take_in"),

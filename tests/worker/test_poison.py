@@ -64,8 +64,8 @@ def test_outputs_are_the_same_with_poison(model: str, blocks: int, prefix_cachin
     assert found[0] == found[1]
     plain, poisoned = engines
     assert plain.stats()["preemptions"] == poisoned.stats()["preemptions"] > 0
-    assert poisoned.core.executor.worker.runner.cache.poisoned > 30
-    assert plain.core.executor.worker.runner.cache.poisoned == 0
+    assert poisoned.core.executor.worker.runner.cache.memory.poisoned > 30
+    assert plain.core.executor.worker.runner.cache.memory.poisoned == 0
     if prefix_caching:
         assert poisoned.core.manager.stats()["evictions"] > 0
         assert poisoned.core.manager.stats()["prefix_hit_tokens"] > 0
@@ -122,7 +122,7 @@ def test_reading_dead_content_shows(sanitize: bool, where: Path) -> None:
     while "gone" in llm.core.scheduler.requests:
         llm.core.step()
     assert all(torch.isfinite(rows).all() for rows in logits)
-    runner.tables.groups[0].rows_SN[runner._places[mine.row], 0] = ids[0]
+    runner.cache.tables.groups[0].rows_SN[runner.cache._places[mine.row], 0] = ids[0]
     llm.core.step()
     assert bool(torch.isnan(logits[-1]).all()) is sanitize, "without poison the fault stays silent"
 
