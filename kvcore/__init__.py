@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvcore.attention.backend import AttentionBackend
     from kvcore.attention.declaration import BackendSpec
     from kvcore.config.library import LLM
+    from kvcore.config.paged_cache import PagedCache
     from kvcore.manage.manager import KVCacheManager
     from kvcore.registry.hookspecs import hookimpl
 
@@ -23,10 +24,11 @@ _HOMES = {
     "BackendSpec": "kvcore.attention.declaration",
     "KVCacheManager": "kvcore.manage.manager",
     "LLM": "kvcore.config.library",
+    "PagedCache": "kvcore.config.paged_cache",
     "hookimpl": "kvcore.registry.hookspecs",
 }
 _ROOMS = ("plan", "testing")
-__all__ = ["LLM", "AttentionBackend", "BackendSpec", "KVCacheManager", "hookimpl", "plan", "testing"]
+__all__ = ["LLM", "AttentionBackend", "BackendSpec", "KVCacheManager", "PagedCache", "hookimpl", "plan", "testing"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,12 @@ MEASURED = ("auto", "cpu", "cuda")
 
 
 def build(
-    composed: Composed[ModelRoot], registry: Registry, *, purpose: Purpose, progress: Progress | None = None
+    composed: Composed[ModelRoot],
+    registry: Registry,
+    *,
+    purpose: Purpose,
+    progress: Progress | None = None,
+    geometry: Mapping[str, Any] | None = None,
 ) -> Built:
     """Settings of a configuration.
 
@@ -65,6 +71,7 @@ def build(
         purpose: ``run`` makes sure that the weights are there (a preset's are fetched and converted once)
             and refuses lengths beyond the model's own limit; ``plan`` reads the geometry alone and warns.
         progress: Called as ``progress(what, fraction)`` while a preset's weights are fetched.
+        geometry: The content of `config.json`, where the caller has the model, weights included: none are looked for.
 
     Raises:
         ConfigError, ModelError: As they say.
@@ -72,7 +79,7 @@ def build(
     config = composed.config
     model = _model(composed)
     device = device_of(composed, ask_torch=purpose == "run", present=purpose == "run")
-    geometry = _geometry(model)
+    held, geometry = geometry is not None, _geometry(model) if geometry is None else geometry
     eviction_policy(config.cache, registry)
     adapters = _adapters(registry)
 
@@ -114,7 +121,8 @@ def build(
         notes.append("expert and data parallel are not planned: tensor ranks share out each expert")
     if purpose == "run":
         check_run(settings, registry)  # first: a bad choice must not cost a download
-        settings = replace(settings, model_path=_directory(config.model.path, model, progress))
+        if not held:
+            settings = replace(settings, model_path=_directory(config.model.path, model, progress))
     said = config.chat if isinstance(config, GeneratingKeys) else "auto"
     chat = bool(model.chat) if said == "auto" else said == "true"
     return Built(settings, chat, model.name or "unnamed", (*facts.notes, *notes))

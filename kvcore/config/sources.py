@@ -102,7 +102,8 @@ def overrides_of(content: Mapping[str, Any], prefix: str = "") -> list[str]:
     for name, value in content.items():
         path = f"{prefix}{name}"
         inner = _differing(value) if is_dataclass(value) else value
-        if isinstance(inner, Mapping) and (inner or is_dataclass(value)):
+        # A node of which nothing is said: `cache={}`.
+        if isinstance(inner, Mapping) and (inner or not prefix or is_dataclass(value)):
             found += overrides_of(inner, f"{path}.")
         elif isinstance(value, str) and (path in GROUPS or re.fullmatch(r"backends\.\w+", path)):
             found.append(f"{path.replace('.', '/')}={value}")

@@ -173,19 +173,7 @@ class TransformersModel:
         Raises:
             UnsupportedModelError: The facts declare sinks, but the module has none.
         """
-        query = self.queries[cache_id]
-        if not query.sinks:
-            return {}
-        for module in self.module.modules():
-            sinks = getattr(module, "sinks", None)
-            if getattr(module, "layer_idx", None) == cache_id.layer and isinstance(sinks, torch.Tensor):
-                return {"sinks": sinks.detach()}
-        raise UnsupportedModelError(
-            f"layer {cache_id.layer} should have sinks, but its module has no such parameter",
-            field="sinks",
-            got=None,
-            allowed=f"[{query.num_heads}]",
-        )
+        return attention_tensors(self.module, cache_id, self.queries[cache_id])
 
     @torch.inference_mode()
     def forward(
@@ -247,6 +235,22 @@ class TransformersModel:
                 got=self.facts.model_type,
                 allowed="models that run without mask and cache",
             ) from error
+
+
+def attention_tensors(model: torch.nn.Module, cache_id: CacheId, query: AttentionQuery) -> dict[str, torch.Tensor]:
+    """As `TransformersModel.attention_tensors`, of a module alone."""
+    if not query.sinks:
+        return {}
+    for module in model.modules():
+        sinks = getattr(module, "sinks", None)
+        if getattr(module, "layer_idx", None) == cache_id.layer and isinstance(sinks, torch.Tensor):
+            return {"sinks": sinks.detach()}
+    raise UnsupportedModelError(
+        f"layer {cache_id.layer} should have sinks, but its module has no such parameter",
+        field="sinks",
+        got=None,
+        allowed=f"[{query.num_heads}]",
+    )
 
 
 def _from_pretrained(folder: Path, facts: ModelFacts, dtype: torch.dtype) -> torch.nn.Module:

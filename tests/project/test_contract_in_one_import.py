@@ -13,7 +13,7 @@ import pytest
 
 import kvcore.backend as contract
 
-OPEN = ("kvcore.backend", "kvcore.testing")
+OPEN = ("kvcore.backend", "kvcore.cache", "kvcore.testing")
 PLACES = ("backends", "plugins", "docs/examples")
 
 
