@@ -141,7 +141,6 @@ def test_run_refuses_a_cache_too_small_with_the_bytes_needed_and_the_length_that
         (["plan", "+cache.block_size=16"], "UnknownKeyError", "not accepted"),
         (["plan", "backend=nope"], "UnknownBackendError", "torch"),
         (["run", "backend=triton", "device=cpu"], "BackendUnsupportedError", "triton.interpret=true"),
-        (["run", "cache.placement=packed"], "NotBuiltError", "cache.placement"),
         (["run", "cache.dtype=int4"], "BackendUnsupportedError", "int4"),
         (
             ["plan", "device=h100-80gb", "backend=flash_attn", "cache.block_size=24"],

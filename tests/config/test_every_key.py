@@ -59,6 +59,7 @@ STATES = (
 OF_KIND = {"window": WINDOW, "chunk": CHUNK, "latent": LATENT, "encoder": ENCODER, "full": GPU}
 # Another value of a key, and beside what it shows; where neither choices nor type tell.
 OTHER = {
+    "backends.vllm_cpu.isa": "vec16",
     "model.path": "/nowhere",
     "model.weight_bytes": "7GiB",
     "model.name": "other",
@@ -142,7 +143,7 @@ def beside(key) -> tuple[str, ...]:
     if key.path.endswith((".emulate", ".interpret")):
         return ("device=cpu", f"backend={key.path.split('.')[1]}")
     if (found := re.match(r"backends\.(\w+)\.", key.path)) is not None:
-        device = ("device=cpu",) if found[1] == "torch" else GPU
+        device = ("device=cpu",) if found[1] in ("torch", "vllm_cpu") else GPU
         return (*device, f"backend={found[1]}", "model.dtype=bfloat16")
     return GPU
 

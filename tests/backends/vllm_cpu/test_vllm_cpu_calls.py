@@ -5,6 +5,8 @@ import torch
 from backends.vllm_cpu import stand_in
 from backends.vllm_cpu.stand_in import StandInSpec
 from kvcore_vllm_cpu import backend as adapter
+from kvcore_vllm_cpu import declaration
+from kvcore_vllm_cpu.install import AVX512
 from kvcore_vllm_cpu.options import VllmCpuOptions
 
 from kvcore.attention.backend import AttentionLayer
@@ -12,6 +14,12 @@ from kvcore.attention.query import AttentionQuery
 from kvcore.errors import ConfigError, IntegrityError, LayoutError
 from kvcore.spec.cache_spec import CacheId
 from kvcore.testing import Case, Seq, run
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch):
+    """The stand-in computes in torch: what it serves is not for this machine's instructions to say."""
+    monkeypatch.setattr(declaration, "cpu_flags", lambda: AVX512)
 
 
 def steps(**facts):
