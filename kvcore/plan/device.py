@@ -97,9 +97,10 @@ def shown(terms: Sequence[DeviceTerms], name: str) -> list[str]:
     lines = []
     for stage, t in enumerate(terms):
         where = f"stage {stage} of {len(terms)}, " if len(terms) > 1 else ""
+        end = f"{size(t.unused)} over" if t.left >= 0 else f"{size(-t.unused)} too little"
         lines.append(
             f"{where}each {name}: {size(t.total)} = {size(t.reserve)} kept free + {size(t.weights)} weights + "
             f"{size(t.activations)} activations + {size(t.graphs)} graphs and context + {size(t.tables)} tables + "
-            f"{size(t.arena)} cache + {size(t.unused)} over"
+            f"{size(t.arena)} cache {'+' if t.left >= 0 else '-'} {end}"
         )
     return lines

@@ -96,7 +96,7 @@ def as_dict(plan: Plan, lengths: Sequence[int] = ()) -> dict[str, Any]:
         ],
         "arena": [term.as_dict() for term in arena_terms(capacity)],
         "considered": [asdict(c) for c in plan.considered],
-        "remedies": remedies(capacity, plan.needed_bytes),
+        "remedies": _remedies(plan),
         "explain": text(plan),
     }
 
@@ -140,10 +140,15 @@ def text(plan: Plan) -> str:
         f"({capacity.concurrency(longest):.2f} before rounding)"
     )
     lines += [_where(arena_terms(capacity), at_once), *_considered(plan)]
-    changes = [f"{change['key']}={change['value']}" for change in remedies(capacity, plan.needed_bytes)]
+    changes = [f"{change['key']}={change['value']}" for change in _remedies(plan)]
     if changes:
         lines.append(f"to make it fit, any of: {', '.join(changes)}")
     return "\n".join(lines)
+
+
+def _remedies(plan: Plan) -> list[dict[str, Any]]:
+    """What to change; a cache that is what a device leaves cannot be given more."""
+    return remedies(plan.capacity, None if plan.device else plan.needed_bytes)
 
 
 _WORDS = {

@@ -57,17 +57,19 @@ def arena_terms(capacity: Capacity) -> list[Term]:
     return [t for t in terms if t.nbytes or t.name == "null"]
 
 
-def remedies(capacity: Capacity, needed_bytes: int) -> list[dict[str, Any]]:
+def remedies(capacity: Capacity, needed_bytes: int | None) -> list[dict[str, Any]]:
     """What to change so that one sequence of `max_model_len` tokens fits; empty where it does.
 
     Args:
         capacity: Of the limiting rank.
-        needed_bytes: Bytes with which it fits.
+        needed_bytes: Bytes with which it fits; None where a device has no more to give.
     """
     limits = capacity.limits
     if capacity.fits(limits.max_model_len):
         return []
-    found: list[dict[str, Any]] = [{"key": "cache.memory", "value": needed_bytes}]
+    found: list[dict[str, Any]] = []
+    if needed_bytes is not None:
+        found.append({"key": "cache.memory", "value": needed_bytes})
     longest = capacity.longest()
     if longest:
         found.append({"key": "engine.max_model_len", "value": longest})

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_models import Model, limits, models
+from real_configs import REAL, model_name
 
 from kvcore.cli import main
 from kvcore.cli.drawing.scene import Row, scene
@@ -23,7 +24,6 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.planner import Budget, plan
 from kvcore.settings.cache import CacheSettings
 
-CONFIGS = sorted((Path(__file__).parent.parent / "data" / "hf_configs").glob("*.json"))
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -46,7 +46,7 @@ def test_areas_add_up(model: Model, memory: int, limits: Limits) -> None:
     check(scene(made.capacity), made.configs[0])
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem.removesuffix("_config"))
+@pytest.mark.parametrize("path", REAL, ids=model_name)
 def test_areas_of_real_models_add_up(path: Path) -> None:
     facts = model_facts(json.loads(path.read_text()), dtype=None, cache=CacheSettings())
     owned = {c: replace(s, retention=s.retention.within(32768)) for c, s in facts.owned.items()}
@@ -69,7 +69,7 @@ def test_fields_are_drawn_where_their_views_begin(model: Model, memory: int, lim
 
 @pytest.mark.parametrize("name", ["Qwen3.5-122B", "Nemotron-H-56B", "gemma-4-26B-A4B", "Meta-Llama-3.1-70B"])
 def test_areas_are_as_wide_as_their_bytes(name: str) -> None:
-    path = next(p for p in CONFIGS if name in p.name)
+    path = next(p for p in REAL if name in p.name)
     facts = model_facts(json.loads(path.read_text()), dtype=None, cache=CacheSettings())
     made = plan(facts.owned, {}, Budget(memory=64 << 30), Limits(8192), shared=facts.shared)
     rows = scene(made.capacity)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from models.tiny import SPECS, reference_model, tiny_model
+from real_configs import REAL, model_name
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
@@ -17,8 +18,6 @@ from kvcore.models.families import adapters_by_type
 from kvcore.models.parameters.recipes import RECIPES
 
 DATA = Path(__file__).parents[1] / "data" / "hf_configs"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "hf_configs"
-REAL = sorted({f.name: f for folder in (DATA, SHARED) for f in folder.glob("*.json")}.values())
 ADAPTERS = adapters_by_type()
 # Where transformers builds a decoder alone under this name.
 CLASSES = {"whisper": "WhisperForConditionalGeneration"}
@@ -125,6 +124,7 @@ def test_every_family_has_the_parameters_of_transformers(name):
     check(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", types())
 def test_every_switch_of_a_family_counts(name):
     known = CONFIG_MAPPING[PARTS.get(name, name)]().get_text_config(decoder=True).to_dict()
@@ -133,7 +133,7 @@ def test_every_switch_of_a_family_counts(name):
             check(name, **{switch: not known[switch]})
 
 
-@pytest.mark.parametrize("file", REAL, ids=[f.name.removesuffix("_config.json") for f in REAL])
+@pytest.mark.parametrize("file", REAL, ids=model_name)
 def test_real_configs_have_the_parameters_of_transformers(file):
     config = read_config(file)
     kind = config["model_type"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_models import Model, limits, models
+from real_configs import REAL, model_name
 
 from kvcore.errors import KVCoreError
 from kvcore.models.families import model_facts
@@ -17,8 +18,6 @@ from kvcore.plan.capacity import Limits
 from kvcore.plan.planner import Budget, Plan, plan
 from kvcore.plan.terms import arena_terms
 from kvcore.settings.cache import CacheSettings
-
-CONFIGS = sorted((Path(__file__).parent.parent / "data" / "hf_configs").glob("**/*.json"))
 
 
 def check(made: Plan) -> None:
@@ -45,7 +44,7 @@ def test_terms_add_up_to_the_arena(model: Model, memory: int, limits: Limits) ->
     check(model.plan(Budget(memory=memory), limits))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem.removesuffix("_config"))
+@pytest.mark.parametrize("path", REAL, ids=model_name)
 def test_terms_of_real_models(path: Path) -> None:
     facts = model_facts(json.loads(path.read_text()), dtype=None, cache=CacheSettings())
     for length in (8192, 32768, facts.max_model_len):
@@ -77,7 +76,7 @@ def test_what_is_said_to_make_it_fit_does(model: Model, memory: int, limits: Lim
 
 
 def test_the_explanation_names_every_term_and_what_was_considered() -> None:
-    path = next(p for p in CONFIGS if "Qwen3.5" in p.name)
+    path = next(p for p in REAL if "Qwen3.5" in p.name)
     facts = model_facts(json.loads(path.read_text()), dtype=None, cache=CacheSettings())
     made = plan(facts.owned, {}, Budget(memory=64 << 30), Limits(8192))
     text, data = made.explain(), made.as_dict()
@@ -89,7 +88,7 @@ def test_the_explanation_names_every_term_and_what_was_considered() -> None:
 
 def test_a_model_that_cannot_be_planned_is_no_test_of_terms() -> None:
     """The list of real configs above holds none that the planner refuses."""
-    for path in CONFIGS:
+    for path in REAL:
         try:
             model_facts(json.loads(path.read_text()), dtype=None, cache=CacheSettings())
         except KVCoreError as error:  # pragma: no cover

@@ -144,14 +144,14 @@ def test_every_rank_holds_its_layers_and_ids_agree(
             assert not spans or spans[-1][1] <= config.total_bytes
 
 
-@given(contents, retentions, st.integers(1, 6), limits, st.integers(1, 1 << 21))
+@given(contents, retentions, st.integers(1, 4), limits, st.integers(1, 1 << 21))
 def test_more_ranks_never_hold_less(
     content: Content, retention: Retention, layers: int, asked: Limits, memory: int
 ) -> None:
     """Each rank with the same bytes: more tensor ranks, or more stages, fit at least the same length and sequences."""
     caches = {CacheId(i): KVCacheSpec(content, retention) for i in range(layers)}
     found = {}
-    for tensor in (1, 2, 3, 6, 12):
+    for tensor in (1, 2, 6):
         for stages in range(1, layers + 1):
             ranks = Ranks(tensor, stages)
             try:

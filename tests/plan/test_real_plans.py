@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_facts import config_of, fact_files
+from real_configs import HERE, REAL, model_name
 
 from kvcore.cli import main
 from kvcore.cli.commands import command
 from kvcore.config.build import build
-from kvcore.config.compose import compose
+from kvcore.config.compose import Composed, compose
 from kvcore.engine.least_ranks import least_ranks
 from kvcore.engine.planning import known_weights, prepare_plan
 from kvcore.engine.settings import EngineSettings
@@ -20,9 +23,6 @@ from kvcore.errors import KVCoreError, ModelError
 from kvcore.plan.planner import Plan
 from kvcore.registry.loader import installed
 
-DATA = Path(__file__).parents[1] / "data" / "hf_configs"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "hf_configs"
-REAL = sorted({f.name: f for folder in (DATA, SHARED) for f in folder.glob("*.json")}.values())
 KEYS = command("plan").root
 # Its vision tower and its experts are of a kind that no formula describes.
 REFUSED = {"moonshotai--Kimi-K3": "vision_config"}
@@ -37,17 +37,24 @@ RANKS = {
 }
 
 
+@cache
+def composed(*words: str) -> Composed[Any]:
+    return compose(["model.path=config.json", *words], installed(), KEYS)
+
+
 def settings_of(path: Path, *words: str) -> EngineSettings:
-    return build(compose([f"model.path='{path}'", *words], installed(), KEYS), installed(), purpose="plan").settings
+    made = composed(*words)
+    config = replace(made.config, model=replace(made.config.model, path=str(path)))
+    return build(replace(made, config=config), installed(), purpose="plan").settings
 
 
 def planned(settings: EngineSettings) -> Plan:
     return prepare_plan(settings, installed(), purpose="plan")[0]
 
 
-@pytest.mark.parametrize("file", REAL, ids=[f.name.removesuffix("_config.json") for f in REAL])
+@pytest.mark.parametrize("file", REAL, ids=model_name)
 def test_a_device_and_a_config_give_an_answer(file: Path) -> None:
-    name = file.name.removesuffix("_config.json")
+    name = model_name(file)
     settings = settings_of(file, "device=h200-141gb")
     if name in REFUSED:
         with pytest.raises(ModelError) as caught:
@@ -78,11 +85,13 @@ def _check_terms(plan: Plan) -> None:
 
 
 def test_what_does_not_fit_is_status_1_with_the_ranks_that_help(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", f"model.path='{DATA / 'meta-llama--Meta-Llama-3.1-70B_config.json'}'", "device=h200-141gb"]
+    words = ["plan", f"model.path='{HERE / 'meta-llama--Meta-Llama-3.1-70B_config.json'}'", "device=h200-141gb"]
     assert main([*words, "output=json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["fits"], document["fits_with"]) == (False, {"parallel.tensor": 2, "parallel.pipeline": 1})
     assert document["weights"]["bytes"] == 2 * 70_553_706_496
+    # The device has no more memory to give.
+    assert document["remedies"] == []
     assert main(words) == 1
     assert "it fits with parallel.tensor=2" in capsys.readouterr().out
 
@@ -106,7 +115,7 @@ def test_every_fact_file_is_planned_with_the_bytes_of_a_cache(tmp_path: Path) ->
 
 
 def test_experts_are_said_to_be_shared_out_by_tensor_ranks_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    file = DATA / "Qwen--Qwen3-30B-A3B_config.json"
+    file = HERE / "Qwen--Qwen3-30B-A3B_config.json"
     assert main(["plan", f"model.path='{file}'", "device=h200-141gb", "output=json"]) == 0
     notes: list[Any] = json.loads(capsys.readouterr().out)["notes"]
     assert any("expert and data parallel are not planned" in str(note) for note in notes)

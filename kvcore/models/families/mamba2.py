@@ -140,6 +140,7 @@ class NemotronH(Mamba2):
                 got=None,
                 allowed="a text of M, *, - and E, one letter for each layer",
             )
+        fields.assumed["num_hidden_layers"] = len(self.default_kinds)  # told, since hardly a checkpoint has so few
         return list(self.default_kinds)
 
     def by_index(self, fields: Fields) -> tuple[str, list[str]] | None:

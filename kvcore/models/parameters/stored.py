@@ -71,6 +71,7 @@ RENAMED = (
 )
 # Below the model, whatever the parts of a multimodal checkpoint are called.
 PREFIXES = re.compile(r"^(?:model\.|language_model\.|text_model\.)*")
+WILD = re.compile(r"[*?\[]")
 Choice = Callable[[str], Packing | None]
 
 
@@ -208,8 +209,10 @@ def _matcher(stated: Mapping[str, Any]) -> Callable[[str], bool]:
     """
     lists = [stated[name] for name in LISTS if isinstance(stated.get(name), list)]
     listed = [p for patterns in lists for p in patterns if isinstance(p, str)]
-    exact = {PREFIXES.sub("", p) for p in listed if not p.startswith("re:") and "*" not in p}
-    patterns = [p[3:] if p.startswith("re:") else translate(PREFIXES.sub("", p)) for p in listed if p not in exact]
+    names = [PREFIXES.sub("", p) for p in listed if not p.startswith("re:")]
+    exact = {p for p in names if not WILD.search(p)}  # hundreds, in some configs: too many for one expression
+    patterns = [p[3:] for p in listed if p.startswith("re:")]
+    patterns += [translate(p) for p in names if p not in exact]
     try:
         searched = re.compile("|".join(f"(?:{p})" for p in patterns)) if patterns else None
     except re.error as error:
