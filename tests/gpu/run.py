@@ -189,7 +189,7 @@ def speeds(what: str, *, flashinfer: bool = False) -> Part:
 
     def measure(session: Session, found: Found) -> None:
         from kvcore.testing.bench.peers import FLASHINFER, NAMES, candidates
-        from kvcore.testing.bench.rows import attention_row, large_shapes, table, write_row
+        from kvcore.testing.bench.rows import attention_rows, large_shapes, table, write_rows
         from kvcore.testing.bench.timing import copy_bandwidth
 
         target, smoke = session.target, session.smoke
@@ -205,9 +205,9 @@ def speeds(what: str, *, flashinfer: bool = False) -> Part:
             rounds = 1 if smoke else 15
             try:
                 if what == "attention":
-                    found["rows"].append(attention_row(shape, target, limit, rounds, names))
+                    found["rows"] += attention_rows(shape, [target], limit, rounds, names)
                 else:
-                    found["rows"].append(write_row(shape, target, limit, rounds))
+                    found["rows"] += write_rows(shape, [target], limit, rounds)
             except Exception:
                 found["broken"].append(broken(shape=str(shape)))
             found["not_run_for_time"].remove(str(shape))

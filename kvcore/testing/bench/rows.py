@@ -14,11 +14,6 @@ from kvcore.testing.cases.planning import Target
 Row = dict[str, Any]
 
 
-def attention_row(shape: Shape, target: Target, bandwidth: float, rounds: int, names: Collection[str] = NAMES) -> Row:
-    """Attention of one shape, beside the peers among `names` that run it here."""
-    return attention_rows(shape, [target], bandwidth, rounds, names)[0]
-
-
 def attention_rows(
     shape: Shape, targets: Sequence[Target], bandwidth: float, rounds: int, names: Collection[str] = NAMES
 ) -> list[Row]:
@@ -31,11 +26,6 @@ def attention_rows(
         row["tflops"] = shape.flops() / row["ms"] / 1e9
         row["peers_failed"] |= others.failed
     return rows
-
-
-def write_row(shape: Shape, target: Target, bandwidth: float, rounds: int) -> Row:
-    """The cache write of one shape, beside torch's own indexed store of the same bytes."""
-    return write_rows(shape, [target], bandwidth, rounds)[0]
 
 
 def write_rows(shape: Shape, targets: Sequence[Target], bandwidth: float, rounds: int) -> list[Row]:

@@ -102,15 +102,15 @@ def test_each_row_is_on_disk_before_the_next_one_begins(script, session, shapes,
 
     on_disk = []
 
-    def write_row(shape, *_):
+    def write_rows(shape, *_):
         if session.out.exists():
             found = json.loads(session.out.read_text())["write"]
             on_disk.append((len(found["rows"]), found["not_run_for_time"]))
         if shape is shapes[2]:
             raise KeyboardInterrupt
-        return {"what": "write", "shape": str(shape)}
+        return [{"what": "write", "shape": str(shape)}]
 
-    monkeypatch.setattr(rows, "write_row", write_row)
+    monkeypatch.setattr(rows, "write_rows", write_rows)
     session.smoke = False
     with pytest.raises(KeyboardInterrupt):
         session.run("write", script.speeds("write"))

@@ -45,12 +45,15 @@ import pytest
 from kvcore_torch.declaration import TorchBackendSpec
 
 from kvcore.testing import all_cases, run
+from kvcore.testing.checks.cell import CHEAP
 
+# What is cheap comes first: most changes die there.
 PIECES = {}
-for case in all_cases("quick"):
+for case in sorted(all_cases("quick"), key=lambda case: case.cost):
     if case.level != "L0":
         quantized = f"{case.stored_dtype}_{case.quant}" if case.quant else "plain"
-        PIECES.setdefault((case.level, quantized), []).append(case)
+        size = "small" if case.cost <= CHEAP else "large"
+        PIECES.setdefault((size, case.level, quantized), []).append(case)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids="-".join)
