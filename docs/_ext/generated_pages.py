@@ -6,17 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import byte_table
 import overview
 import pages
 import pictures
 import support
 
 PAGES: dict[str, Callable[[Path], str]] = {
+    "bytes.md": byte_table.table,
     "overview.md": overview.overview,
     "decisions.md": pages.decisions,
     "hooks.md": pages.hooks,
     "commands.md": pages.commands,
     "keys.md": pages.keys,
+    "layout.md": pictures.to_scale,
     "layouts.md": pictures.layouts,
     "placement.md": pictures.placement,
     "plan.md": pictures.smollm2,

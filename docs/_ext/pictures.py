@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvcore.cli.drawing.scene import scene
+from kvcore.cli.drawing.svg import svg
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.groups import LayoutOffer
@@ -111,6 +113,15 @@ def placement(docs: Path) -> str:
     what = "Here L0 alone keeps every token. Each group measures the whole arena with a ruler of its own."
     parts.append(f"### Packed\n\n{what}\n\n```text\n" + "\n".join(lines) + "\n```\n")
     return "\n".join(parts)
+
+
+def to_scale(docs: Path) -> str:
+    """What `kvcore layout format=svg` draws of five layers, as wide as the page."""
+    content = KVHeads(4, 64, dtype="bfloat16")
+    caches = {CacheId(i): KVCacheSpec(content, Full() if i == 4 else Window(1024)) for i in range(5)}
+    made = plan(caches, {}, Budget(memory=64 << 20), Limits(8192, 512, 8), placement="packed", block_size=16)
+    drawn = svg(scene(made.capacity), "five layers, placement packed, 64 MiB")
+    return drawn.replace("<svg ", '<svg style="max-width:100%;height:auto" ', 1)
 
 
 def smollm2(docs: Path) -> str:

@@ -111,7 +111,7 @@ def _by_place(config: KVCacheConfig) -> Row:
             count = tensor.nbytes // tensor.block_stride - 1
             note = f"blocks 1 to {count} of tensor {i}, {tensor.block_stride} bytes each"
             blocks.append(Area("block", "", tensor.nbytes - null, tensor.offset + null, note=note))
-    title = f"{title} = {len(config.kv_cache_tensors)} tensors of {config.num_blocks} blocks"
+    title = f"{title} = {_counted(len(config.kv_cache_tensors), 'tensor')} of {_counted(config.num_blocks, 'block')}"
     return Row(title, config.total_bytes, (tuple(tensors), tuple(blocks)), 0)
 
 
@@ -137,9 +137,13 @@ def _by_use(capacity: Capacity) -> Row:
     return Row(f"the arena by use: {count} whole sequences of {longest} tokens", config.total_bytes, (tuple(areas),))
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _named(group: KVCacheGroupSpec) -> str:
     unit = "state" if group.spec.content.per_request else f"{group.block_size} tokens"
-    return f"group {group.index} {group.spec.kind}, {len(group.cache_ids)} layers: one block of {unit}"
+    return f"group {group.index} {group.spec.kind}, {_counted(len(group.cache_ids), 'layer')}: one block of {unit}"
 
 
 def _slots_row(config: KVCacheConfig, group: KVCacheGroupSpec) -> Row:
