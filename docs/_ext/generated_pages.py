@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import byte_table
+import families
 import overview
 import pages
 import pictures
@@ -14,6 +15,7 @@ import support
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "bytes.md": byte_table.table,
+    "families.md": families.listing,
     "overview.md": overview.overview,
     "decisions.md": pages.decisions,
     "hooks.md": pages.hooks,
