@@ -18,7 +18,7 @@ ABSENT: Any = object()
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
     "hidden_size": ("n_embd", "d_model", "n_embed"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads"),
     "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "max_position_embeddings": (
         "n_positions",

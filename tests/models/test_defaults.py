@@ -77,7 +77,9 @@ SMALL = {
 OTHERS = {"mamba2": {"head_dim": 64}, "zamba2": {"num_hidden_layers": 54}, "whisper": {"decoder_attention_heads": 4}}
 # Type and field where we differ from transformers on purpose, and why.
 EXPLAINED: dict[tuple[str, str], str] = {
-    ("*", "vocab_size"): "only a run needs it: a plan goes on where transformers refuses null"
+    ("*", "vocab_size"): "only a run needs it: a plan goes on where transformers refuses null",
+    ("qwen2_vl_text", "max_window_layers"): "its class takes null and then compares it with a number",
+    ("qwen2_5_vl_text", "max_window_layers"): "as above",
 }
 
 REFUSED = object()

@@ -1,6 +1,7 @@
 """Families that are planned alone: what every layer keeps, against the caches of transformers' own tiny models."""
 
 import json
+from importlib import import_module
 
 import pytest
 import torch
@@ -48,7 +49,26 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"] * 2
 LISTED = dict.fromkeys(("laguna", "mellum"), MIXED)
 # Latents are expanded to a key of every query head.
 EVERY_HEAD = {"num_key_value_heads": 4}
-OWN = {"axk1": EVERY_HEAD, "sarvam_mla": EVERY_HEAD, "youtu": EVERY_HEAD}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+# Positions in time, height and width share the 8 rotations of a head.
+IMAGES = {"rope_parameters": ROPE | {"mrope_section": [3, 3, 2]}}
+OWN = {
+    "axk1": EVERY_HEAD,
+    "sarvam_mla": EVERY_HEAD,
+    "youtu": EVERY_HEAD,
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [16, 16]} | IMAGES,
+    "glm4v_moe_text": {"rope_parameters": ROPE | {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}},
+    "glm4v_text": IMAGES,
+    "glm_ocr_text": IMAGES,
+    "hunyuan_vl_text": IMAGES,
+    "paddleocr_vl_text": IMAGES,
+    "qwen2_5_omni_text": IMAGES,
+    "qwen2_5_vl_text": IMAGES,
+    "qwen2_vl_text": IMAGES,
+    "qwen3_omni_moe_text": IMAGES,
+}
+# Where the text model of a multimodal class has another name than its config.
+CLASSES = {"qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel", "qwen3_omni_moe_text": "Qwen3OmniMoeThinkerTextModel"}
 TYPES = sorted(name for adapter in ADAPTERS for name in adapter.model_types)
 
 
@@ -60,11 +80,20 @@ def tiny(name):
     return kind(**given, **({"layer_types": LISTED[name]} if name in LISTED else {}))
 
 
+def model_of(config):
+    """The class of a decoder, or of the text part of a multimodal model, which has no head of its own."""
+    if type(config) in AutoModelForCausalLM._model_mapping:
+        return AutoModelForCausalLM.from_config(config).eval()
+    where = type(config).__module__.replace("configuration_", "modeling_")
+    name = CLASSES.get(config.model_type, type(config).__name__.replace("Config", "Model"))
+    return getattr(import_module(where), name)(config).eval()
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_every_layer_keeps_what_transformers_keeps(name):
     config = tiny(name)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = model_of(config)
     with torch.no_grad():
         layers = model(torch.arange(3, 3 + TOKENS)[None], use_cache=True).past_key_values.layers
     written = json.loads(config.to_json_string(use_diff=False))

@@ -13,7 +13,7 @@ from kvcore.models.facts import ModelAdapter
 from kvcore.models.families.decoder import FullAttention, UniformWindow
 from kvcore.models.families.latent import LatentAttention
 from kvcore.models.families.legacy import EveryHead
-from kvcore.models.families.window import FULL, SLIDING, MixedLayers
+from kvcore.models.families.window import FULL, SLIDING, MixedLayers, Qwen
 from kvcore.models.parts import CachePart, Heads
 from kvcore.settings.cache import CacheSettings
 
@@ -29,19 +29,27 @@ class UnprovenFull(FullAttention):
         "bitnet",
         "diffllama",
         "ernie4_5_moe",
+        "ernie4_5_vl_moe_text",
         "exaone",
         "flex_olmo",
+        "glm4v_moe_text",
+        "glm4v_text",
+        "glm_ocr_text",
+        "granite_docling_text",
         "granitemoeshared",
         "helium",
         "hunyuan_v1_dense",
         "hunyuan_v1_moe",
+        "hunyuan_vl_text",
         "hy_v3",
         "hyperclovax",
         "internlm3",
         "iquestcoder",
         "jais2",
+        "molmo2_text",
         "nanochat",
         "nemotron",
+        "paddleocr_vl_text",
         "sarvam_moe",
         "solar_open",
     )
@@ -52,7 +60,7 @@ class UnprovenFull(FullAttention):
 class UnprovenHeads(EveryHead):
     """As many KV heads as query heads."""
 
-    model_types = ("gpt_neox_japanese", "persimmon")
+    model_types = ("biogpt", "ctrl", "gpt_neox_japanese", "persimmon", "xglm")
     unproven = frozenset(model_types)
 
 
@@ -64,10 +72,17 @@ class UnprovenLatent(LatentAttention):
     unproven = frozenset(model_types)
 
 
+class UnprovenQwen(Qwen):
+    """Later layers slide, if `use_sliding_window`."""
+
+    model_types = ("qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text")
+    unproven = frozenset(model_types)
+
+
 class UnprovenWindow(UniformWindow):
     """One window for all layers, where there is one."""
 
-    model_types = ("phimoe",)
+    model_types = ("phimoe", "qwen3_omni_moe_text")
     unproven = frozenset(model_types)
 
 
@@ -121,4 +136,11 @@ class UnprovenMixed(MixedLayers):
         yield Heads(fields.heads, fields.kv_heads, fields.head_dim, mask=self.mask(fields, index), sinks=sinks)
 
 
-ADAPTERS: tuple[type[ModelAdapter], ...] = (UnprovenFull, UnprovenHeads, UnprovenLatent, UnprovenWindow, UnprovenMixed)
+ADAPTERS: tuple[type[ModelAdapter], ...] = (
+    UnprovenFull,
+    UnprovenHeads,
+    UnprovenLatent,
+    UnprovenQwen,
+    UnprovenWindow,
+    UnprovenMixed,
+)
