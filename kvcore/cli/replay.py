@@ -42,7 +42,9 @@ class Keys(ServedRoot):
     """A model's cache, its size and policy, and a trace."""
 
     # Nothing is loaded, nothing is shown of the device, and all requests have one salt.
-    UNUSED: ClassVar[frozenset[str]] = frozenset({"model.package", "model.chat", "device.name", "cache.salt"})
+    UNUSED: ClassVar[frozenset[str]] = frozenset(
+        {"model.package", "model.chat", "device.name", "cache.salt", "cache.events"}
+    )
 
     trace: str | None = key(None, "the recorded load: NAME.csv of Azure's columns, or NAME.jsonl of Mooncake's")
     replay: ReplayKeys = node(ReplayKeys)
@@ -139,6 +141,7 @@ def _text(document: dict[str, Any]) -> str:
         f"cache     {size(cache['total_bytes'])}, placement {cache['placement']}, {sizes}; eviction {d['eviction']}",
         f"tokens    {d['prompt_tokens']} prompt, {d['output_tokens']} generated",
         f"prefixes  {rates} came from the cache",
+        *_missed(d),
         f"blocks    {d['peak_blocks']} of {d['total_blocks']} in use at the peak; {d['evictions']} evicted; "
         f"{d['preemptions']} preemptions; {d['waste_fraction']:.2%} of the slots given out held no token",
         f"first     token after {_spread(d['first_token_seconds'])}",
@@ -147,6 +150,11 @@ def _text(document: dict[str, Any]) -> str:
         f"({d['events_per_second']:.0f} events a second)",
     ]
     return "\n".join([*lines, *(f"note      {note}" for note in document["notes"])])
+
+
+def _missed(document: dict[str, Any]) -> list[str]:
+    told, total = document["missed_by_reason"], document["prompt_tokens"]
+    return [f"missed    {', '.join(f'{n / total:.2%} {r}' for r, n in told.items())}"] if told else []
 
 
 def _spread(quantiles: dict[str, float | None]) -> str:

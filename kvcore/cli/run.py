@@ -69,6 +69,7 @@ def execute(job: Job[Keys]) -> Result:
                 "num_cached_tokens": o.num_cached_tokens,
                 "stop_reason": o.stop_reason,
                 "logprobs": [_logprobs(told) for told in o.logprobs] or None,
+                "explain": None if o.explanation is None else o.explanation.as_dict(),
                 "error": None if o.error is None else o.error.as_dict()["error"],
             }
             for o in outputs
@@ -112,6 +113,7 @@ def _text(built: Built, document: dict[str, Any]) -> str:
             *(f"    {line}" for line in output["text"].strip().splitlines()),
             f"    ({len(output['token_ids'])} tokens, {output['finish_reason']}"
             f"{cached if output['num_cached_tokens'] else ''})",
+            *_reuse(output["explain"]),
             *([f"    {output['error']['type']}: {output['error']['message']}"] if output["error"] else []),
             "",
         ]
@@ -140,6 +142,15 @@ def _text(built: Built, document: dict[str, Any]) -> str:
     ]
     lines += [f"note      {note}" for note in document["notes"]]
     return "\n".join(lines)
+
+
+def _reuse(told: dict[str, Any] | None) -> list[str]:
+    """Where the reuse of a prompt ended and why, a line a reason."""
+    if told is None:
+        return []
+    reasons = [f"{m['tokens']} from token {m['start']} on: {m['reason']}, {m['text']}" for m in told["missed"]]
+    reused = f"    reused {told['hit_tokens']} of {told['prompt_tokens']} prompt tokens"
+    return [reused, *(f"      {reason}" for reason in reasons)]
 
 
 def _units(plan: dict[str, Any]) -> str:

@@ -109,8 +109,6 @@ class ModelRoot(DeviceRoot):
         **ONE_RANK,
         "executor": ("inline", "use executor=inline"),
         "cache.swap_memory": ("0", "leave it at 0: a preempted request is computed again"),
-        "cache.explain": ("false", "leave it out"),
-        "cache.explain_history": ("null", "leave it out"),
         "cache.scale_file": ("null", "leave it out: tensor and head scales are 1.0"),
     }
 
@@ -175,6 +173,5 @@ def check_samples(sampling: SamplingParams, limits: Limits) -> None:
 
 
 # Keys that act only where a cache is filled.
-FILLED = frozenset(
-    {"model.package", "model.chat", *(f"cache.{k}" for k in ("sanitize", "prefix_caching", "salt", "hash", "eviction"))}
-)
+FILLING = ("sanitize", "prefix_caching", "salt", "hash", "eviction", "explain", "explain_history", "events")
+FILLED = frozenset({"model.package", "model.chat", *(f"cache.{k}" for k in FILLING)})

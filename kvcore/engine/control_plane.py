@@ -24,6 +24,9 @@ def make_manager(settings: EngineSettings, config: KVCacheConfig, registry: Regi
         hash_name=cache.hash,
         namespace=namespace.encode(),
         eviction=eviction_policy(cache, registry),
+        explain=cache.explain,
+        explain_history=cache.explain_history,
+        events=cache.events,
         track_dead=cache.sanitize,
     )
 
@@ -41,4 +44,5 @@ def make_scheduler(
         eos_token_ids=eos_token_ids,
         salt=settings.cache.salt,
         hit_unit=lcm(*sizes) if settings.cache.prefix_caching else 0,
+        explain=settings.cache.explain,
     )

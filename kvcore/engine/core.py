@@ -197,6 +197,8 @@ class EngineCore:
         seconds = time.perf_counter() - started
         self.seconds += seconds
         self._tell_observers(output.step, output.num_tokens, seconds)
+        if self.settings.cache.events:
+            self.registry.cache_changed(self.manager.take_events())
         return [*ended, *starmap(NewToken, produced)]
 
     def _tell_observers(self, step: int, scheduled: int, seconds: float) -> None:
@@ -215,6 +217,8 @@ class EngineCore:
                 "prompt_tokens": counts.prompt_tokens,
                 "output_tokens": counts.output_tokens,
                 "copied_blocks": blocks["copied_blocks"],
+                "evictions": blocks["evictions"],
+                "blocks_cached": blocks["blocks_cached"],
             }
         )
 

@@ -14,6 +14,7 @@ from kvcore.engine.output import TextStream
 from kvcore.engine.request import FinishReason, Request
 from kvcore.engine.settings import EngineSettings, SamplingParams
 from kvcore.errors import ConfigError, IntegrityError, KVCoreError, RequestError
+from kvcore.manage.explain.explanation import Explanation
 from kvcore.models.tokenizer import Tokenizer, eos_token_ids
 from kvcore.plan.planner import Plan
 from kvcore.registry.registry import Registry
@@ -33,6 +34,8 @@ class Output:
         finish_reason: stop, length, abort or error.
         num_cached_tokens: Prompt tokens that the prefix cache served.
         error: What went wrong, where the reason is error.
+        explanation: Where the reuse of the prompt ended and why, with `cache.explain=true`; None without, and for a
+            request that was never admitted.
         stop_reason: The stop string or the id of `sampling.stop_token_ids` that ended it.
         logprobs: For each token, where `sampling.logprobs` asks for them, (id, log-probability) of the token and of
             the likeliest ones, under the model's own logits.
@@ -44,6 +47,7 @@ class Output:
     finish_reason: FinishReason
     num_cached_tokens: int
     error: KVCoreError | None = None
+    explanation: Explanation | None = None
     stop_reason: str | int | None = None
     logprobs: tuple[Logprobs, ...] = ()
 
@@ -201,6 +205,7 @@ class LLM:
                 finish_reason=reason,
                 num_cached_tokens=request.num_cached_tokens or 0,
                 error=request.error,
+                explanation=request.explanation,
                 stop_reason=token if stopped_by is None and token in request.sampling.stop_token_ids else stopped_by,
                 logprobs=tuple(request.logprobs),
             )

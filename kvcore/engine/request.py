@@ -10,6 +10,7 @@ from typing import Literal
 
 from kvcore.engine.sampling import SamplingParams
 from kvcore.errors import KVCoreError, NotFiniteError, RequestError
+from kvcore.manage.explain.explanation import Explanation
 from kvcore.manage.ragged import Ragged
 from kvcore.worker.messages import NO_TOKEN, Logprobs, SampleAsk
 
@@ -41,6 +42,7 @@ class Request:
             of its tokens are computed, and samples none.
         keep_logits: Whether the logits of every position are wanted.
         num_cached_tokens: Prompt tokens served by the prefix cache at the first admission; None before it.
+        explanation: Why the rest of the prompt was not served by it, with `cache.explain`; None before, and without.
         unforked: Samples still to be forked from this request when its prefill ends.
         eos_token_ids: Ids that end a text, beside those of the model: the tokenizer's, and a chat's end of turn.
         end_ids: All tokens that end it, set when it is queued.
@@ -57,6 +59,7 @@ class Request:
     forced: tuple[int, ...] | None = None
     keep_logits: bool = False
     num_cached_tokens: int | None = None
+    explanation: Explanation | None = None
     unforked: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
@@ -141,6 +144,7 @@ class Request:
                 sample=self.sample + i,
                 keep_logits=self.keep_logits,
                 num_cached_tokens=self.num_cached_tokens,
+                explanation=self.explanation,
                 status=self.status,
                 eos_token_ids=self.eos_token_ids,
                 end_ids=self.end_ids,

@@ -36,6 +36,7 @@ class Scheduler(Roster):
         eos_token_ids: Ids that end a sequence.
         salt: Isolates prefixes, see `KVCacheManager.begin`.
         hit_unit: Prefix hits are multiples of this many tokens; 0 without prefix caching.
+        explain: Keep with each request why its prompt was not reused; the manager was made to know.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class Scheduler(Roster):
         eos_token_ids: Iterable[int] = (),
         salt: str = "",
         hit_unit: int = 0,
+        explain: bool = False,
     ) -> None:
         super().__init__(manager, max_model_len=max_model_len, eos_token_ids=eos_token_ids, salt=salt)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.hit_unit = hit_unit
+        self._explain = explain
         self._alone: Request | None = None  # runs with nobody else, see `_go_alone`
 
     def schedule(self) -> SchedulerOutput | None:
@@ -116,6 +119,7 @@ class Scheduler(Roster):
             copies=given.copies,
             new_blocks=given.new_blocks,
             dead=given.dead,
+            freed=given.freed,
         )
 
     def _entry(self, request: Request) -> Entry:
@@ -126,6 +130,8 @@ class Scheduler(Roster):
             request.num_cached_tokens = min(hit, len(request.prompt_ids))
             self.stats.prompt_tokens += len(request.prompt_ids)
             self.stats.cached_tokens += request.num_cached_tokens
+            if self._explain:
+                request.explanation = self.manager.explain(request.row)
 
     def _ask_for_running(self) -> tuple[Step, Ints, Ints, bool]:
         """A step with the running requests, oldest first; preempts the youngest until they fit."""

@@ -51,6 +51,7 @@ class StepAllocation:
         cached_tokens: Per row admitted in this step, the tokens that the prefix cache gave it.
         dead: int32 [n, 2] (group that wrote it, block) whose content died since the step before, where the manager
             tracks that; a block may be dead and new in one step.
+        freed: int32 [n, 2] (group, block) without a holder now that lost the last one since the step before, likewise.
     """
 
     step: int
@@ -62,6 +63,7 @@ class StepAllocation:
     new_blocks: Ints
     cached_tokens: Mapping[int, int]
     dead: Ints
+    freed: Ints
 
     def as_ids(self, first: Ints) -> StepAllocation:
         """The same in ids of each group, where the manager numbers blocks over all groups.
@@ -76,5 +78,6 @@ class StepAllocation:
             deltas=self.deltas._replace(ids=self.deltas.ids - first[self.deltas.groups.repeat(self.deltas.counts)]),
             copies=self.copies - first[self.copies[:, :1]] * both,
             new_blocks=self.new_blocks - first[self.new_blocks[:, :1]] * second,
+            freed=self.freed - first[self.freed[:, :1]] * second,
             dead=self.dead - first[self.dead[:, :1]] * second,
         )

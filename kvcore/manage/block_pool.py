@@ -39,12 +39,14 @@ class BlockPool:
 
     Attributes:
         first: By group, the number of its first id; None where all groups share one numbering.
+        on_release: Called with blocks that nobody holds any more, where anybody wants to know.
         refs: int32, holders of each id; read only.
         retired: The last step known to be done.
         evictions: Cached blocks that were handed out.
     """
 
     first: Ints | None = None
+    on_release: Callable[[Ints], None] | None = None
 
     def __init__(
         self,
@@ -108,6 +110,10 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks with a holder."""
         return self.num_blocks - 1 - self.num_free - self._num_pending
+
+    def pages_of(self, blocks: Ints) -> Ints:
+        """By block, a number of what goes to another group as one: each block by itself."""
+        return blocks
 
     def free_among(self, blocks: Ints) -> Ints:
         """Those of `blocks` of which a `share` would leave one less to hand out."""
@@ -223,6 +229,8 @@ class BlockPool:
                 blocks = self._let_go(blocks)
         else:
             refs[blocks] = 0
+        if self.on_release is not None:
+            self.on_release(blocks)
         if self._latest > self.retired:
             late = self._last_reader[blocks] > self.retired
             if np.count_nonzero(late):

@@ -1,7 +1,8 @@
-"""What happened to cached prefixes, for routers and stores: stored, removed, cleared."""
+"""What happened to cached prefixes, for routers, observers and explanations: stored, removed, cleared."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from kvcore.errors import ConfigError
 
 if TYPE_CHECKING:  # a router reads events without numpy
     from kvcore.manage.ragged import Ints
+
+DEVICE = "device"  # the only tier yet: blocks that kernels read where they lie
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,9 @@ class Stored:
         block: Block id.
         parent: Digest of the block before it in this group, or None for the first.
         tokens: The block's own token ids.
+        salt: Of the requests that can find it.
+        adapters: Digests of their adapters, in order.
+        tier: Where the content lies.
     """
 
     group: int
@@ -28,36 +34,57 @@ class Stored:
     block: int
     parent: bytes | None
     tokens: tuple[int, ...]
+    salt: str = ""
+    adapters: tuple[bytes, ...] = ()
+    tier: str = DEVICE
 
 
 @dataclass(frozen=True)
 class Removed:
-    """A block was evicted: its content can no longer be hit."""
+    """A block was handed out, or its content withdrawn: it can no longer be hit."""
 
     group: int
     digest: bytes
     block: int
+    tier: str = DEVICE
 
 
 @dataclass(frozen=True)
 class Cleared:
     """The whole prefix cache was reset."""
 
+    tier: str = DEVICE
+
 
 Event = Stored | Removed | Cleared
 
 
 class EventLog:
-    """Collects events until they are drained; without `enabled` it costs and keeps nothing."""
+    """Collects events until they are drained, and tells listeners; without either it costs and keeps nothing.
 
-    def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
+    Args:
+        collect: Whether they are kept.
+
+    Attributes:
+        listeners: Told of each event as it happens.
+    """
+
+    def __init__(self, *, collect: bool) -> None:
+        self.listeners: list[Callable[[Event], None]] = []
+        self._collect = collect
         self._events: list[Event] = []
 
+    @property
+    def enabled(self) -> bool:
+        """Whether anybody wants to know."""
+        return self._collect or bool(self.listeners)
+
     def add(self, event: Event) -> None:
-        """Keep `event` when enabled."""
-        if self.enabled:
+        """Keep and tell `event`, where anybody wants to know."""
+        if self._collect:
             self._events.append(event)
+        for listener in self.listeners:
+            listener(event)
 
     def drain(self) -> list[Event]:
         """All events since the last call, oldest first.
@@ -65,7 +92,7 @@ class EventLog:
         Raises:
             ConfigError: They are not collected.
         """
-        if not self.enabled:
+        if not self._collect:
             raise ConfigError(
                 "events are not collected",
                 field="events",

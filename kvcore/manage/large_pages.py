@@ -123,6 +123,11 @@ class LargePagePool(BlockPool):
         cut = int(self.cuts[group])
         return spans(self.first[group] + pages.astype(np.int64) * cut, np.full(len(pages), cut))
 
+    def pages_of(self, blocks: Ints) -> Ints:
+        """By block, its large page."""
+        pages: Ints = self._page[blocks]
+        return pages
+
     def _spare(self) -> Ints:
         """By group, the blocks that it can be given out of busy pages of its own."""
         queues = zip(self.queues.bare, self.queues.victims, strict=True)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcore.errors import IntegrityError, RequestError
+from kvcore.errors import ConfigError, IntegrityError, RequestError
 from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.block_hash import Extra, check_extras, token_array
 from kvcore.manage.dead_blocks import DeadBlocks
 from kvcore.manage.events import Event, EventLog, in_ids
 from kvcore.manage.eviction import LRU, EvictionPolicy
-from kvcore.manage.explain import Explainer, Miss
+from kvcore.manage.explain.explainer import Explainer
+from kvcore.manage.explain.explanation import Explanation
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
 from kvcore.manage.large_pages import pool_of
@@ -22,6 +23,7 @@ from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
 from kvcore.manage.step import Step
 from kvcore.plan.config import KVCacheConfig
+from kvcore.settings.cache import EXPLAIN_HISTORY
 
 _NOBODY: Ints = np.zeros(0, np.int64)
 
@@ -39,7 +41,8 @@ class KVCacheManager:
         hash_name: ``sha256`` or ``xxh3-128``.
         namespace: Fingerprint of model and layout, where the digest chains start.
         eviction: Class of the eviction policy; least recently used when None.
-        explain_history: Requests to remember, so that `explain_miss` can compare.
+        explain: Keep what `explain` needs.
+        explain_history: Forgotten blocks that it remembers.
         events: Collect events for `take_events`; they pile up until taken.
         track_dead: Report in each step the blocks whose content died, so that it can be poisoned.
 
@@ -59,14 +62,20 @@ class KVCacheManager:
         hash_name: str = "sha256",
         namespace: bytes = b"",
         eviction: type[EvictionPolicy] | None = None,
-        explain_history: int = 0,
+        explain: bool = False,
+        explain_history: int = EXPLAIN_HISTORY,
         events: bool = False,
         track_dead: bool = False,
     ) -> None:
         self._rules = rules_of(config)
         self.requests = Requests(self._rules)
-        self._events = EventLog(enabled=events)
-        self._pool = pool_of(config, eviction or LRU, lambda b: self._prefixes.remove(b), lambda b: self._dead.died(b))
+        self._events = EventLog(collect=events)
+        self._pool = pool_of(
+            config,
+            eviction or LRU,
+            on_evict=lambda blocks: self._prefixes.remove(blocks),
+            on_death=lambda blocks: self._dead.died(blocks),
+        )
         self._prefixes = Prefixes(
             self.requests,
             self._pool.num_blocks,
@@ -75,9 +84,15 @@ class KVCacheManager:
             events=self._events,
             enabled=prefix_caching,
         )
-        self._dead = DeadBlocks(self._pool.num_blocks, enabled=track_dead)
-        self._explainer = Explainer(self.requests, self._prefixes.cache, explain_history, enabled=prefix_caching)
+        self._dead = DeadBlocks(self._pool, enabled=track_dead)
         self._pins = Pins(self._pool)
+        self._explainer: Explainer | None = None
+        if explain:
+            self._explainer = Explainer(
+                self.requests, self._prefixes.cache, self._pool, explain_history, enabled=prefix_caching
+            )
+            if self._explainer.enabled:
+                self._events.listeners.append(self._explainer.see)
         self._open: Step | None = None  # begun, and nothing changed since
         self._steps: dict[int, tuple[Ints, Ints]] = {}  # not committed: (rows, ends)
         self._step = 0
@@ -192,15 +207,19 @@ class KVCacheManager:
         r.last_step[rows] = number
         self._steps[number] = rows, ends
         deltas, copies, new_blocks = step.extend(look, number)
+        if self._explainer is not None and look is not None:
+            self._explainer.handed_out(new_blocks[:, 1], np.repeat(look.rows, look.need.sum(axis=1)), number)
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
         dead = self._dead.drain(new_blocks)
-        given = StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead)
+        freed = self._dead.drain_released()
+        given = StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead, freed)
         return given if self._pool.first is None else given.as_ids(self._pool.first)
 
     def _admit(self, row: int, hit: Hit) -> int:
         r = self.requests
-        self._explainer.admitted(row, hit.tokens)
+        if self._explainer is not None:
+            self._explainer.admitted(row, hit.tokens)
         for group, (first, blocks) in enumerate(zip(hit.first_blocks, hit.blocks, strict=True)):
             if blocks:
                 found = np.array(blocks, np.int64)
@@ -304,11 +323,14 @@ class KVCacheManager:
         self._open = None
         for row in leaving.tolist():
             self._prefixes.forget(row)
-            self._explainer.freed(row)
             if forget:
                 known = self._prefixes.known(row)
                 self._prefixes.remove(known)
                 self._pool.uncache(known)
+                if self._explainer is not None:
+                    self._explainer.withdrawn(self._step + 1)
+            if self._explainer is not None:
+                self._explainer.freed(row)
         for step, (members, ends) in self._steps.items():
             stay = ~np.isin(members, leaving)
             self._steps[step] = members[stay], ends[stay]
@@ -369,9 +391,23 @@ class KVCacheManager:
         """Events since the last call, oldest first; `ConfigError` unless they are collected."""
         return in_ids(self._events.drain(), self._pool.first)
 
-    def explain_miss(self, name: str) -> Miss:
-        """Why the prefix hit of a request, when it was admitted, was no longer."""
-        return self._explainer.miss(name)
+    def explain(self, row: int) -> Explanation:
+        """Where the reuse of a request ended and why, as it was when the request was admitted.
+
+        Raises:
+            ConfigError: Nothing is kept to explain with.
+            RequestError: The request is not there, or not admitted.
+        """
+        self.requests.check(np.array([row]))
+        if self._explainer is None:
+            raise ConfigError(
+                "misses are not explained",
+                field="cache.explain",
+                got=False,
+                allowed=True,
+                remedy="set cache.explain=true, or create the manager with explain=True",
+            )
+        return self._explainer.of(row)
 
     def pin(self, row: int) -> int:
         """Keep what a request has cached, a system prompt say, until `unpin`: no full cache evicts it.
@@ -390,8 +426,9 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all cached content (new weights, say); requests that run now will not enter it again."""
         self._open = None
+        if self._explainer is not None:
+            self._explainer.reset(self._step + 1)
         self._pool.uncache(self._prefixes.reset())
-        self._explainer.epoch = self._prefixes.epoch
 
     def check_integrity(self) -> None:
         """Prove that every id is in one state, counted right, and owned by one group; O(pool)."""

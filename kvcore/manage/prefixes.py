@@ -121,14 +121,16 @@ class Prefixes:
         size = r.rules[group].block_size
         held = r.held(rows)[:, group].tolist()
         for i, (row, begin, number) in enumerate(zip(rows.tolist(), first.tolist(), count.tolist(), strict=True)):
-            digests, tokens = r.chain(row).digests, r.tokens.view(row)
+            digests, tokens, origin = r.chain(row).digests, r.tokens.view(row), r.origin(row)
             blocks = r.blocks.view(row * r.groups + group)
             for b in range(begin, begin + number):
                 block = int(blocks[b - held[i]])
-                if block in stored:
+                if block in stored:  # once, although a fork has it too
+                    stored.remove(block)
                     parent = digests[b * span - 1] if b else None
                     own = tuple(tokens[b * size : (b + 1) * size].tolist())
-                    self._events.add(Stored(group, digests[(b + 1) * span - 1], block, parent, own))
+                    digest = digests[(b + 1) * span - 1]
+                    self._events.add(Stored(group, digest, block, parent, own, origin.salt, origin.adapters))
 
     def _hash(self, rows: Ints, tokens: Ints) -> Fresh:
         """Extend the chains of these requests over the whole runs of their first tokens."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcore.errors import RequestError
-from kvcore.manage.block_hash import TOKEN_TYPE, Chain, Extra
+from kvcore.manage.block_hash import TOKEN_TYPE, Adapter, Chain, Extra
 from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.ragged import Ints, Ragged, spans
 
@@ -25,6 +25,11 @@ class Origin(NamedTuple):
     prompt_tokens: int
     salt: str
     extras: tuple[Extra, ...]
+
+    @property
+    def adapters(self) -> tuple[bytes, ...]:
+        """Digests of its adapters, in order."""
+        return tuple(sorted(e.digest for e in self.extras if isinstance(e, Adapter)))
 
 
 class Requests:

@@ -12,6 +12,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from kvcore.attention.declaration import BackendSpec, DeviceFacts
+    from kvcore.manage.events import Event
     from kvcore.spec.content import Content
     from kvcore.spec.retention import Retention
 
@@ -92,8 +93,16 @@ class HookSpecs:
         """Observe one engine step; one call a step, after its tokens are committed.
 
         `stats` has: step, seconds, scheduled_tokens, num_running, num_waiting, preemptions,
-        blocks_used, blocks_total, prefix_hit_tokens, prompt_tokens, output_tokens, copied_blocks.
-        `step` grows by 1; seconds and scheduled_tokens are of this step; num_running, num_waiting,
-        blocks_used and blocks_total are states after it; all others are totals since the engine
+        blocks_used, blocks_total, blocks_cached, prefix_hit_tokens, prompt_tokens, output_tokens, copied_blocks,
+        evictions. `step` grows by 1; seconds and scheduled_tokens are of this step; num_running, num_waiting,
+        blocks_used, blocks_total and blocks_cached are states after it; all others are totals since the engine
         started. An observer that raises is reported and left out from then on.
+        """
+
+    @hookspec
+    def kvcore_cache_events(self, events: Sequence[Event]) -> None:
+        """Follow what can be hit, for routers and metrics; with `cache.events=true`, after each step that changed it.
+
+        `events` are `kvcore.manage.events.Stored`, `Removed` and `Cleared` in the order in which they happened:
+        whoever applies them all has the index of the engine. As for steps, an observer that raises is left out.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -15,6 +15,9 @@ from kvcore.registry.hookspecs import PROJECT, HookSpecs
 from kvcore.registry.records import PluginRecord
 from kvcore.spec.content import Content
 from kvcore.spec.retention import Retention
+
+if TYPE_CHECKING:
+    from kvcore.manage.events import Event
 
 log = logging.getLogger(PROJECT)
 
@@ -131,12 +134,21 @@ class Registry:
                 ) from error
 
     def step_finished(self, stats: Mapping[str, float]) -> None:
-        """Tell every observer about one step; one that raises is reported, then left out."""
-        for implementation in list(self.manager.hook.kvcore_step_finished.get_hookimpls()):
+        """Tell every observer about one step."""
+        self._tell("kvcore_step_finished", stats=stats)
+
+    def cache_changed(self, events: Sequence[Event]) -> None:
+        """Tell every observer what became and ceased to be cached, if anything did."""
+        if events:
+            self._tell("kvcore_cache_events", events=events)
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of every observer; one that raises is reported, then left out."""
+        for implementation in list(getattr(self.manager.hook, hook).get_hookimpls()):
             try:
-                self.alone("kvcore_step_finished", implementation.plugin, stats=stats)
+                self.alone(hook, implementation.plugin, **arguments)
             except Exception as error:
-                self._drop(implementation.plugin, f"kvcore_step_finished raised {told(error)}")
+                self._drop(implementation.plugin, f"{hook} raised {told(error)}")
 
     def choose(self, kind: str, candidates: Sequence[str], device: DeviceFacts) -> str | None:
         """The first answer of the hook `kvcore_choose_backend`, or None when all abstain."""

@@ -11,6 +11,7 @@ from kvcore.plan.config import KVCacheConfig
 from kvcore.replay.tokens import TokenSource
 from kvcore.worker.executor.base import Executor
 from kvcore.worker.messages import SchedulerOutput, StepResult
+from kvcore.worker.sanitizer import Sanitizer
 
 
 class InstantExecutor(Executor):
@@ -18,10 +19,12 @@ class InstantExecutor(Executor):
 
     Args:
         tokens: Where generated tokens come from.
+        sanitizer: Follows and checks every step; None for none.
     """
 
-    def __init__(self, tokens: TokenSource) -> None:
+    def __init__(self, tokens: TokenSource, sanitizer: Sanitizer | None = None) -> None:
         self._tokens = tokens
+        self._sanitizer = sanitizer
 
     def load_model(self) -> None:
         """There is none."""
@@ -35,5 +38,7 @@ class InstantExecutor(Executor):
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """One new token for each sample that is asked for."""
+        if self._sanitizer is not None:
+            self._sanitizer.step(output)
         count = int(output.draws.sum())
         return StepResult(output.step, np.fromiter(islice(self._tokens.unique, count), np.int64, count))

@@ -18,6 +18,7 @@ from kvcore.replay.served import Served
 from kvcore.replay.step_cost import StepCost
 from kvcore.replay.tokens import TokenSource
 from kvcore.replay.trace import Trace
+from kvcore.worker.sanitizer import Sanitizer
 
 Pace = Literal["trace", "one_by_one"]
 OnProgress = Callable[[float], None]
@@ -36,6 +37,7 @@ class Replay:
         pace: ``trace`` keeps its times; ``one_by_one`` lets each request finish before the next one arrives.
         most_output: Generate at most so many tokens a request; None as many as the trace says.
         series: Is shown the state after each step.
+        sanitizer: Checks every step; None for none.
 
     Attributes:
         seconds: Simulated time.
@@ -53,6 +55,7 @@ class Replay:
         *,
         pace: Pace = "trace",
         most_output: int | None = None,
+        sanitizer: Sanitizer | None = None,
     ) -> None:
         self.trace = trace
         self.scheduler = scheduler
@@ -67,7 +70,7 @@ class Replay:
         self._one_by_one = pace == "one_by_one"
         self._most_output = most_output
         self._tokens = TokenSource()
-        self._executor = InstantExecutor(self._tokens)
+        self._executor = InstantExecutor(self._tokens, sanitizer)
         self._under_way: dict[str, Served] = {}
 
     def run(self, progress: OnProgress | None = None) -> None:

@@ -18,6 +18,7 @@ class Served:
         ended: When it ended; None before.
         cached_tokens: Prompt tokens that the prefix cache gave it when it was first admitted.
         output_tokens: Tokens it generated.
+        missed: The other prompt tokens by reason, with `cache.explain`.
         failed: Whether it ran out of cache although it was alone.
     """
 
@@ -27,6 +28,7 @@ class Served:
     ended: float | None = None
     cached_tokens: int = 0
     output_tokens: int = 0
+    missed: dict[str, int] | None = None
     failed: bool = False
 
     def end(self, request: Request, seconds: float) -> None:
@@ -34,4 +36,5 @@ class Served:
         self.ended = seconds
         self.cached_tokens = request.num_cached_tokens or 0
         self.output_tokens = request.num_outputs
+        self.missed = None if request.explanation is None else request.explanation.by_reason()
         self.failed = request.error is not None

@@ -13,6 +13,7 @@ from kvcore.replay.replay import Pace, Replay
 from kvcore.replay.series import Series
 from kvcore.replay.step_cost import StepCost
 from kvcore.replay.trace import Trace
+from kvcore.worker.sanitizer import Sanitizer
 
 
 def prepare(
@@ -54,4 +55,6 @@ def prepare(
         settings = replace(settings, engine=replace(settings.engine, max_model_len=longest))
     scheduler = make_scheduler(settings, config, make_manager(settings, config, registry))
     series = Series(scheduler, tuple(g.block_size for g in config.kv_cache_groups), every)
-    return Replay(trace, scheduler, cost, series, pace=pace, most_output=most_output), plan, notes
+    sanitizer = Sanitizer(config) if settings.cache.sanitize else None
+    replay = Replay(trace, scheduler, cost, series, pace=pace, most_output=most_output, sanitizer=sanitizer)
+    return replay, plan, notes

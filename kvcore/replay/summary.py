@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcore.plan.config import KVCacheConfig
 from kvcore.replay.replay import Replay
+from kvcore.replay.served import Served
 from kvcore.spec.retention import Full
 
 QUANTILES = (50, 90, 99)
@@ -42,6 +44,7 @@ def summarize(replay: Replay, block_size: int) -> dict[str, Any]:
         "output_tokens": counts.output_tokens,
         "hit_rate": counts.cached_tokens / counts.prompt_tokens if prefixes else None,
         "block_hit_rate": hit_blocks / prompt_blocks if prefixes else None,
+        "missed_by_reason": missed_by_reason(served),
         "steps": replay.steps,
         "simulated_seconds": replay.seconds,
         "peak_blocks": blocks["peak_blocks"],
@@ -54,6 +57,15 @@ def summarize(replay: Replay, block_size: int) -> dict[str, Any]:
         "seconds": replay.wall_seconds,
         "events_per_second": events / replay.wall_seconds if replay.wall_seconds else 0.0,
     }
+
+
+def missed_by_reason(served: Iterable[Served]) -> dict[str, int] | None:
+    """Prompt tokens that were not reused, by reason, the most frequent first; None where nobody was told why."""
+    told = [s.missed for s in served if s.missed is not None]
+    counts: Counter[str] = Counter()
+    for missed in told:
+        counts.update(missed)
+    return dict(counts.most_common()) if told else None
 
 
 def block_size_of(config: KVCacheConfig) -> int:

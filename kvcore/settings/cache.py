@@ -12,6 +12,7 @@ from kvcore.settings.units import MOST_BYTES, parse_bytes
 
 K = TypeVar("K", "DtypeByKind", "BlockSizeByKind")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+EXPLAIN_HISTORY = 65_536
 CACHE_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8", "int4")
 
 
@@ -66,6 +67,10 @@ class CacheSettings:
     salt: str = key("", "isolates the prefixes of tenants")
     hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3-128"))
     eviction: str = key("lru", "which cached block goes first; plugins bring more policies")
+    explain: bool = key(False, "keep what it takes to say why a prompt was not reused")
+    explain_history: int = key(EXPLAIN_HISTORY, "forgotten blocks that explain remembers", least=1)
+
+    events: bool = key(False, "tell plugins what becomes and ceases to be cached (hook kvcore_cache_events)")
 
     def __post_init__(self) -> None:
         check(self, "cache")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from kvcore.memory.aliasing import check_disjoint
 from kvcore.memory.arena import Arena
 from kvcore.memory.copy import copy_blocks, zero_blocks
 from kvcore.memory.poison import poison_blocks
@@ -21,7 +22,8 @@ class CacheEngine:
         config: The plan of this rank.
         device: Torch device of the arena.
         zero_new_blocks: Zero every block when it is handed out, for kernels that load unwritten slots.
-        poison: Poison content when it dies, and the slots of new blocks until they are written.
+        poison: Poison content when it dies, and the slots of new blocks until they are written; and prove first
+            that no two views share memory.
         memory: Memory that somebody else allocated; see `Arena`.
 
     Attributes:
@@ -46,6 +48,8 @@ class CacheEngine:
         for group in config.kv_cache_groups:
             for cache in (*group.cache_ids, *group.shared):
                 self.views[cache] = field_tensors(self.arena, config, cache)
+        if poison:
+            check_disjoint(config, self.views)
 
     def before_step(
         self,

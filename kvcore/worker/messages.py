@@ -98,6 +98,7 @@ class SchedulerOutput(NamedTuple):
         copies: [c, 3] (group, from, to) block copies, done before the model runs.
         new_blocks: [b, 2] (group, block) handed out in this step, zeroed where the policy says so.
         dead: [d, 2] (group, block) whose content died since the step before; poisoned where that is switched on.
+        freed: [f, 2] (group, block) that lost their last holder since the step before, where the sanitizer is on.
     """
 
     step: int
@@ -113,6 +114,7 @@ class SchedulerOutput(NamedTuple):
     copies: Ints = _TRIPLES
     new_blocks: Ints = _PAIRS
     dead: Ints = _PAIRS
+    freed: Ints = _PAIRS
 
     @property
     def num_tokens(self) -> int:
@@ -144,7 +146,7 @@ class SchedulerOutput(NamedTuple):
         return cls(**parts)
 
 
-_WIDTHS = {"copies": 3, "new_blocks": 2, "dead": 2}
+_WIDTHS = {"copies": 3, "new_blocks": 2, "dead": 2, "freed": 2}
 
 
 def _as_bytes(array: Ints) -> bytes:

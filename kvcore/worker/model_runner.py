@@ -15,6 +15,7 @@ from kvcore.models.forward_context import ForwardContext
 from kvcore.models.transformers_bridge import TransformersModel
 from kvcore.worker.messages import NO_TOKEN, NOTHING, Logprobs, NotFinite, SampleAsk, SchedulerOutput, StepResult
 from kvcore.worker.paged_cache import PagedCache
+from kvcore.worker.sanitizer import Sanitizer
 from kvcore.worker.texts import Texts
 
 # Receives (request id, position of the first row, logits float32 [n, V]) of requests that keep logits.
@@ -39,6 +40,7 @@ class ModelRunner:
         cache: Its cache.
         sample: Draws tokens from logits.
         logits_sink: Where kept logits go.
+        sanitizer: Follows and checks every step; None for none.
 
     Attributes:
         context: What the attention of the model calls.
@@ -47,10 +49,16 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: TransformersModel, cache: PagedCache, sample: SampleTokens, logits_sink: LogitsSink | None = None
+        self,
+        model: TransformersModel,
+        cache: PagedCache,
+        sample: SampleTokens,
+        logits_sink: LogitsSink | None = None,
+        sanitizer: Sanitizer | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
+        self.sanitizer = sanitizer
         self.sample = sample
         self.logits_sink = logits_sink
         self.context: ForwardContext = cache.context
@@ -72,6 +80,8 @@ class ModelRunner:
 
     def stage(self, output: SchedulerOutput) -> Batch:
         """All of a step that comes before the model: rows, tables, block operations, batch, metadata."""
+        if self.sanitizer is not None:
+            self.sanitizer.step(output)
         for row in output.left.tolist():
             self.texts.leave(row)
             self.cache.leave(row)
@@ -79,7 +89,17 @@ class ModelRunner:
             self.cache.enter(entry.row)
             self.texts.enter(entry)
         self.cache.change(output.deltas, output.copies, output.new_blocks, output.dead)
-        return self.cache.begin(output.rows, output.counts, output.computed)
+        batch = self.cache.begin(output.rows, output.counts, output.computed)
+        if self.sanitizer is not None:
+            self._check_batch(self.sanitizer, output, batch)
+        return batch
+
+    def _check_batch(self, sanitizer: Sanitizer, output: SchedulerOutput, batch: Batch) -> None:
+        """What kernels are given is what the messages say."""
+        for group, given in zip(self.cache.config.kv_cache_groups, batch.groups, strict=True):
+            if not group.spec.content.per_request:
+                tables = given.block_table_host[:, :: group.ratio] // group.ratio
+                sanitizer.check_batch(output, group.index, tables, given.slot_mapping_T.cpu().numpy())
 
     def _forward(self, output: SchedulerOutput, batch: Batch) -> torch.Tensor:
         """Logits float32 [n, V] of the rows that `_wanted` names, in their order."""

@@ -13,6 +13,7 @@ from kvcore.worker.messages import SchedulerOutput, StepResult
 from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
 from kvcore.worker.paged_cache import PagedCache
 from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
+from kvcore.worker.sanitizer import Sanitizer
 from kvcore.worker.settings import WorkerSettings
 
 
@@ -87,7 +88,8 @@ class Worker:
             parameters=self.model.attention_tensors,
             sanitize=s.sanitize,
         )
-        return ModelRunner(self.model, cache, self.sample, self.logits_sink)
+        sanitizer = Sanitizer(config) if s.sanitize else None
+        return ModelRunner(self.model, cache, self.sample, self.logits_sink, sanitizer)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run one step."""

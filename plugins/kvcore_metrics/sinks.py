@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from kvcore.backend import ConfigError
+from kvcore.manage.events import Cleared, Event, Removed, Stored
 
 # States after a step.
 GAUGES = {
@@ -16,6 +17,7 @@ GAUGES = {
     "num_waiting": "requests that are waiting",
     "blocks_used": "cache blocks in use",
     "blocks_total": "cache blocks that requests can be given",
+    "blocks_cached": "cache blocks whose content can be hit",
 }
 # Totals since the engine started.
 COUNTERS = {
@@ -24,7 +26,16 @@ COUNTERS = {
     "prompt_tokens": "prompt tokens of admitted requests",
     "output_tokens": "tokens generated",
     "copied_blocks": "blocks copied on write",
+    "evictions": "cached blocks that were handed out for other content",
 }
+# Of the prefix cache, with `cache.events=true`.
+EVENTS: dict[type[Event], tuple[str, str]] = {
+    Stored: ("blocks_stored", "blocks whose content became known"),
+    Removed: ("blocks_removed", "blocks whose content was forgotten"),
+    Cleared: ("cache_cleared", "resets of the prefix cache"),
+}
+TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+RESIDENCY_BUCKETS = (0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 STEP_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -33,6 +44,9 @@ class Sink(Protocol):
 
     def step(self, stats: Mapping[str, float]) -> None:
         """Record one step."""
+
+    def cache(self, events: Sequence[Event], residency: Sequence[float]) -> None:
+        """Record what happened to cached blocks, and the seconds that those of the sample were cached."""
 
     def close(self) -> None:
         """Give back what is open."""
@@ -44,10 +58,14 @@ class JsonLines:
     def __init__(self, path: str) -> None:
         self._file = open(_checked("plugins.metrics.jsonl", path), "a", encoding="utf-8")  # noqa: SIM115
 
-    def step(self, stats: Mapping[str, float]) -> None:
+    def step(self, stats: Mapping[str, object]) -> None:
         """Write the line and hand it to the system."""
         self._file.write(json.dumps({"time": time.time(), **stats}) + "\n")
         self._file.flush()
+
+    def cache(self, events: Sequence[Event], residency: Sequence[float]) -> None:
+        """Write how many of each, and the sampled seconds."""
+        self.step({**_counts(events), "residency_seconds": list(residency)})
 
     def close(self) -> None:
         """Close the file."""
@@ -69,9 +87,19 @@ class PrometheusText:
         self._counters = {n: Counter(f"kvcore_{n}", h, registry=self.registry) for n, h in COUNTERS.items()}
         self._gauges = {n: Gauge(f"kvcore_{n}", h, registry=self.registry) for n, h in GAUGES.items()}
         self._scheduled = Counter("kvcore_scheduled_tokens", "tokens computed", registry=self.registry)
+        self._events = {n: Counter(f"kvcore_{n}", h, registry=self.registry) for n, h in EVENTS.values()}
         self._last: dict[str, float] = {}
         self._seconds = Histogram(
             "kvcore_step_seconds", "time of a step", buckets=STEP_SECONDS_BUCKETS, registry=self.registry
+        )
+        self._tokens = Histogram(
+            "kvcore_step_tokens", "tokens that a step computes", buckets=TOKEN_BUCKETS, registry=self.registry
+        )
+        self._residency = Histogram(
+            "kvcore_block_residency_seconds",
+            "time that blocks of a sample were cached before they were forgotten",
+            buckets=RESIDENCY_BUCKETS,
+            registry=self.registry,
         )
 
     def step(self, stats: Mapping[str, float]) -> None:
@@ -87,10 +115,25 @@ class PrometheusText:
         for name, gauge in self._gauges.items():
             gauge.set(stats.get(name, 0))
         self._seconds.observe(stats.get("seconds", 0))
+        self._tokens.observe(stats.get("scheduled_tokens", 0))
         write_to_textfile(self._path, self.registry)
+
+    def cache(self, events: Sequence[Event], residency: Sequence[float]) -> None:
+        """Count; the file follows with the next step."""
+        for name, count in _counts(events).items():
+            self._events[name].inc(count)
+        for seconds in residency:
+            self._residency.observe(seconds)
 
     def close(self) -> None:
         """Nothing is open between steps."""
+
+
+def _counts(events: Sequence[Event]) -> dict[str, int]:
+    counts = dict.fromkeys((name for name, _ in EVENTS.values()), 0)
+    for event in events:
+        counts[EVENTS[type(event)][0]] += 1
+    return counts
 
 
 def _checked(key: str, text: str) -> Path:

@@ -59,7 +59,7 @@ class Bench:
         plan.require_fit()
         self.config = plan.configs[0]
         self.retentions = [g.spec.retention for g in self.config.kv_cache_groups]
-        self.manager = KVCacheManager(self.config)
+        self.manager = KVCacheManager(self.config, track_dead=True)
         self.worker = FakeWorker(self.config)
         self.scheduler = Scheduler(
             self.manager, max_model_len=LENGTH, max_num_seqs=seqs, max_num_batched_tokens=tokens, hit_unit=size

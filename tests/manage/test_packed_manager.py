@@ -122,3 +122,36 @@ def test_ranks_of_one_plan_agree_on_ids() -> None:
         tables.append([manager.table(f"r{i}", g) for i in (0, 2, 9, 11) for g in (0, 1)])
     assert tables[0] == tables[1]
     assert np.concatenate([ids for _, ids in tables[0]]).size
+
+
+def test_every_token_has_a_reason_and_evictions_a_name() -> None:
+    """Large pages that go to another group take blocks of others with them; no prompt is explained in part."""
+    rng = random.Random(11)
+    shape = config((Window(9), 3), (Full(), 1), pages=12)
+    manager, alive, reasons = NamedManager(shape, explain=True), [], set()
+    for i in range(300):
+        prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
+        name = f"r{i}"
+        manager.begin(name, prompt)
+        (hit,) = manager.lookup([name])
+        step = manager.allocate([ScheduledRequest(name, len(prompt) - hit)])
+        manager.commit(step.step, {name: [0]})
+        manager.retire(step.step)
+        told = manager.explain(manager.row(name))
+        assert (told.hit_tokens, told.prompt_tokens) == (hit, len(prompt))
+        assert sum(m.tokens for m in told.missed) == len(prompt) - hit
+        reasons |= {m.reason for m in told.missed}
+        assert all(m.request for m in told.missed if m.reason == "evicted")
+        alive.append(name)
+        while len(alive) > rng.randrange(1, 3):
+            manager.free([alive.pop(0)])
+    assert {"evicted", "token", "window", "granularity"} <= reasons
+
+
+def test_a_model_with_states_reuses_nothing_and_says_so() -> None:
+    manager = NamedManager(config((Full(), 1), pages=40, states=1), explain=True)
+    for name in "ab":
+        manager.begin(name, range(20))
+        step = manager.allocate([ScheduledRequest(name, 20)])
+        manager.commit(step.step, {name: [0]})
+    assert manager.explain(manager.row("b")).by_reason() == {"disabled": 20}

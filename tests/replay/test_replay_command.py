@@ -90,15 +90,16 @@ OTHER = {
     "replay.pace": "replay.pace=one_by_one",
     "replay.requests": "replay.requests=11",
     "replay.max_tokens": "replay.max_tokens=3",
-    "cache.prefix_caching": "cache.prefix_caching=false",
     "cache.eviction": "cache.eviction=nothing-such",
     "cache.hash": "cache.hash=xxh3",
     "cache.sanitize": "cache.sanitize=true",
+    "cache.explain": "cache.explain=true",
+    "cache.explain_history": "cache.explain_history=10",
     "replay.every": "replay.every=1",
     "replay.series": "replay.series=/nowhere/at/all.csv",
     "replay.plot": "replay.plot=/nowhere/at/all.svg",
 }
-ONLY_HOW = {"cache.hash", "cache.sanitize", "replay.every"}  # the same figures, made otherwise
+ONLY_HOW = {"cache.hash", "cache.sanitize", "cache.explain_history", "replay.every"}  # the same figures, made otherwise
 
 
 def test_each_key_changes_the_figures(replay) -> None:

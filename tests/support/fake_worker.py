@@ -14,6 +14,7 @@ import numpy as np
 from kvcore.plan.config import KVCacheConfig
 from kvcore.spec.retention import Retention
 from kvcore.worker.messages import Entry, SchedulerOutput, StepResult
+from kvcore.worker.sanitizer import Sanitizer
 
 VOCABULARY = 50
 
@@ -43,6 +44,7 @@ class FakeWorker:
 
     def __init__(self, config: KVCacheConfig) -> None:
         self.groups = config.kv_cache_groups
+        self.sanitizer = Sanitizer(config)
         # One store for all groups: under `slots` a block id is the same bytes whichever group owns it. Under `packed` a
         # large page is, so that a write by another group destroys all of it.
         self.blocks: dict[tuple[int, int], dict[int, tuple[int, int, int]]] = {}
@@ -52,6 +54,7 @@ class FakeWorker:
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         output = SchedulerOutput.from_bytes(output.to_bytes())
+        self.sanitizer.step(output)
         for row in output.left.tolist():
             self.entries.pop(row, None)
         for entry in output.entries:

@@ -57,7 +57,7 @@ class World:
         self.total = rng.choice((8, 15, 30, 60))
         self.caching = rng.random() < 0.9
         self.manager = NamedManager(
-            config_of(self.groups, self.total + 1), prefix_caching=self.caching, explain_history=4
+            config_of(self.groups, self.total + 1), prefix_caching=self.caching, explain=True, explain_history=4
         )
         self.people: dict[str, Person] = {}
         self.preempted: list[tuple[str, Person]] = []

@@ -61,7 +61,7 @@ class NamedManager:
         self.real = KVCacheManager(*args, **options)
         self.rows: dict[str, int] = {}
 
-    def __getattr__(self, name: str) -> Any:  # what knows no request: stats, retire, explain_miss, ...
+    def __getattr__(self, name: str) -> Any:  # what knows no request: stats, retire, pins, ...
         return getattr(self.real, name)
 
     def row(self, name: str) -> int:

@@ -32,6 +32,7 @@ outputs = st.builds(
     tables(3),
     tables(2),
     tables(2),
+    tables(2),
 )
 
 

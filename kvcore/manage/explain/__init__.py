@@ -1,0 +1,1 @@
+"""Why prompts were not reused: kept and worked out only with `cache.explain=true`."""
