@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -293,6 +294,7 @@ def test_prompts_come_from_flags_then_the_file(tmp_path, monkeypatch, capsys):
     assert seen == [("a=b, +c", "d", "from standard input")]
 
 
+LLAMA = Path(__file__).parents[1] / "data" / "hf_configs" / "meta-llama--Meta-Llama-3.1-8B_config.json"
 LIGHT = """
 import sys
 from kvcore.cli import main
@@ -307,6 +309,8 @@ print(status, heavy, file=sys.stderr)
     [
         (["--help"], ["torch", "transformers", "numpy", "hydra", "omegaconf", "rich"]),
         (["plan", "device=auto"], ["torch", "transformers", "numpy"]),
+        (["plan", f"model.path='{LLAMA}'", "device=h200-141gb", "plan.accounting=vllm"], ["torch", "transformers"]),
+        (["layout", f"model.path='{LLAMA}'", "device=h200-141gb", "format=html"], ["torch", "transformers"]),
     ],
 )
 def test_help_and_plan_load_nothing_heavy(argv, heavy):

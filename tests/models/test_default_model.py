@@ -39,6 +39,20 @@ def test_weights_are_those_of_the_file(reader):
     assert len(weights) == len(reader.tensors) == 272
 
 
+def test_its_weights_are_counted_as_they_are_loaded():
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kvcore.config.build import build
+    from kvcore.config.compose import compose
+    from kvcore.registry.loader import installed
+
+    settings = build(compose(["device=cpu"], installed()), installed(), purpose="plan").settings
+    assert settings.facts.dtype == "float32"
+    model = AutoModelForCausalLM.from_pretrained(ensure_model(), dtype=torch.float32, local_files_only=True)
+    assert settings.weights.total == sum(p.numel() * p.element_size() for p in model.parameters())
+
+
 def test_vocabulary_is_that_of_the_file(reader):
     from transformers import AutoTokenizer
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import yaml
 from models.tiny import SPECS, reference_model, tiny_model
 from real_configs import REAL, model_name
 from transformers import CONFIG_MAPPING
@@ -192,6 +193,11 @@ def test_tiny_checkpoints_have_the_bytes_that_are_loaded(name, tmp_path_factory)
     path = tiny_model(name, tmp_path_factory.getbasetemp())
     loaded = sum(p.numel() for p in reference_model(path).parameters())
     assert by_formula(read_config(path)) == loaded
+
+
+def test_the_default_models_preset_says_what_the_formula_says(repo):
+    preset = yaml.safe_load((repo / "conf" / "model" / "smollm2-135m.yaml").read_text())
+    assert by_formula(preset["geometry"]) == preset["parameters"]
 
 
 def test_widths_are_never_guessed():

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_facts import config_of, fact_files
-from real_configs import HERE, REAL, model_name
+from real_configs import HERE, REAL, model_name, settings_of
 
 from kvcore.cli import main
-from kvcore.cli.commands import command
-from kvcore.config.build import build
-from kvcore.config.compose import Composed, compose
 from kvcore.engine.least_ranks import least_ranks
 from kvcore.engine.planning import known_weights, prepare_plan
 from kvcore.engine.settings import EngineSettings
@@ -23,7 +18,6 @@ from kvcore.errors import KVCoreError, ModelError
 from kvcore.plan.planner import Plan
 from kvcore.registry.loader import installed
 
-KEYS = command("plan").root
 # Its vision tower and its experts are of a kind that no formula describes.
 REFUSED = {"moonshotai--Kimi-K3": "vision_config"}
 # Ranks on one H200 with 141 GB, by hand: bytes of the stored weights over 126.4 GiB.
@@ -35,17 +29,6 @@ RANKS = {
     "moonshotai--Kimi-K2-Instruct": (8, 2),
     "openai--gpt-oss-120b": None,
 }
-
-
-@cache
-def composed(*words: str) -> Composed[Any]:
-    return compose(["model.path=config.json", *words], installed(), KEYS)
-
-
-def settings_of(path: Path, *words: str) -> EngineSettings:
-    made = composed(*words)
-    config = replace(made.config, model=replace(made.config.model, path=str(path)))
-    return build(replace(made, config=config), installed(), purpose="plan").settings
 
 
 def planned(settings: EngineSettings) -> Plan:
