@@ -18,7 +18,6 @@ from kvcore.worker.executor.base import Executor
 from kvcore.worker.executor.inline import InlineExecutor
 from kvcore.worker.model_runner import LogitsSink
 from kvcore.worker.sampler import Sampler
-from kvcore.worker.settings import WorkerSettings
 from kvcore.worker.worker import Worker
 
 Announce = Callable[[str], None]
@@ -70,7 +69,7 @@ class EngineCore:
         # Before the weights: a bad choice must not cost a minute of loading.
         first_plan, self.selection = prepare_plan(settings, registry, purpose="run")
         first_plan.require_fit()
-        worker = Worker(_worker_settings(settings), registry, Sampler(), logits_sink)
+        worker = Worker(settings, registry, Sampler(), logits_sink)
         self.executor: Executor = InlineExecutor(worker)
         say(f"loading {settings.facts.architecture} on {settings.device.kind}")
         self.executor.load_model()
@@ -221,25 +220,6 @@ class EngineCore:
                 "blocks_cached": blocks["blocks_cached"],
             }
         )
-
-
-def _worker_settings(settings: EngineSettings) -> WorkerSettings:
-    if settings.model_path is None:
-        raise ConfigError(
-            "a model directory with weights is needed to run",
-            field="model.path",
-            got=None,
-            remedy="give model.path=DIR",
-        )
-    return WorkerSettings(
-        facts=settings.facts,
-        model_path=settings.model_path,
-        device=settings.device,
-        limits=settings.engine,
-        utilization=settings.cache.utilization,
-        options=settings.backend.options,
-        sanitize=settings.cache.sanitize,
-    )
 
 
 def refuse(settings: EngineSettings) -> None:

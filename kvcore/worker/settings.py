@@ -1,43 +1,39 @@
-"""What one worker is built from, as plain data."""
+"""`EngineSettings`: what the engine and each of its workers are built from, as plain data: no Hydra, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvcore.attention.declaration import DeviceFacts
+from kvcore.errors import ModelError
 from kvcore.models.facts import ModelFacts
+from kvcore.models.parameters.shares import StoredWeights
 from kvcore.plan.capacity import Limits
+from kvcore.plan.ranks import Ranks
+from kvcore.registry.choice import BackendChoice
+from kvcore.settings.cache import CacheSettings
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """One rank's share of the engine's settings.
+class EngineSettings:
+    """Everything that `EngineCore` and `Worker` need; `cache` and `engine` are the user's own nodes.
 
     Attributes:
-        facts: The model.
-        model_path: Directory with config and weights.
-        device: Where to run; `kind` names the torch device.
-        limits: Longest sequence, most tokens and sequences of a step.
-        utilization: Share of the device's total memory that may be used in all.
-        options: Options of each backend, by its name.
-        sanitize: Poison cache content when it dies.
-        global_rank: Rank over the cluster.
-        local_rank: Rank on this machine: the device's index.
+        facts: The model's facts.
+        model_path: Directory with weights and tokenizer; None for planning alone.
+        device: Facts of the device; its `kind` names the torch device.
+        cache: The keys `cache.*`.
+        backend: Who serves which caches.
+        engine: The keys `engine.*`; in `run`, `max_model_len` is never above the model's own limit.
+        ranks: The keys `parallel.*`.
+        weights: The weights where something tells their bytes, else the error that says what is missing.
     """
 
     facts: ModelFacts
-    model_path: str
+    model_path: str | None
     device: DeviceFacts
-    limits: Limits
-    utilization: float = 0.9
-    options: Mapping[str, Any] = field(default_factory=dict)
-    sanitize: bool = False
-    global_rank: int = 0
-    local_rank: int = 0
-
-    @property
-    def torch_device(self) -> str:
-        """``cpu``, or ``cuda:<local rank>`` (torch calls ROCm devices cuda as well)."""
-        return "cpu" if self.device.kind == "cpu" else f"cuda:{self.local_rank}"
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    backend: BackendChoice = field(default_factory=BackendChoice)
+    engine: Limits = field(default_factory=Limits)
+    ranks: Ranks = field(default_factory=Ranks)
+    weights: StoredWeights | ModelError | None = None

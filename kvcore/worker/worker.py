@@ -14,7 +14,7 @@ from kvcore.worker.model_runner import LogitsSink, ModelRunner, SampleTokens
 from kvcore.worker.paged_cache import PagedCache
 from kvcore.worker.profile import cache_bytes, cuda_snapshot, profile
 from kvcore.worker.sanitizer import Sanitizer
-from kvcore.worker.settings import WorkerSettings
+from kvcore.worker.settings import EngineSettings
 
 
 class Worker:
@@ -25,23 +25,42 @@ class Worker:
         registry: Installed plugins, for the backends.
         sample: Draws tokens from logits.
         logits_sink: Where kept logits go.
+        global_rank: Rank over the cluster.
+        local_rank: Rank on this machine: the device's index.
+
+    Attributes:
+        device: ``cpu``, or ``cuda:<local rank>`` (torch calls ROCm devices cuda as well).
     """
 
     def __init__(
-        self, settings: WorkerSettings, registry: Registry, sample: SampleTokens, logits_sink: LogitsSink | None = None
+        self,
+        settings: EngineSettings,
+        registry: Registry,
+        sample: SampleTokens,
+        logits_sink: LogitsSink | None = None,
+        *,
+        global_rank: int = 0,
+        local_rank: int = 0,
     ) -> None:
         self.settings = settings
         self.registry = registry
         self.sample = sample
         self.logits_sink = logits_sink
-        self.global_rank = settings.global_rank
-        self.device = torch.device(settings.torch_device)
+        self.global_rank = global_rank
+        self.device = torch.device("cpu" if settings.device.kind == "cpu" else f"cuda:{local_rank}")
 
     def load_model(self) -> None:
         """Load the weights, with readings before and after on a device that has them."""
         s = self.settings
+        if s.model_path is None:
+            raise ConfigError(
+                "a model directory with weights is needed to run",
+                field="model.path",
+                got=None,
+                remedy="give model.path=DIR",
+            )
         self._readings = [] if s.device.kind == "cpu" else [cuda_snapshot(self.device)]
-        self.model = TransformersModel.load(s.model_path, s.facts, dtype=s.facts.dtype, device=s.torch_device)
+        self.model = TransformersModel.load(s.model_path, s.facts, dtype=s.facts.dtype, device=self.device)
         if self._readings:
             self._readings.append(cuda_snapshot(self.device))
 
@@ -61,12 +80,12 @@ class Worker:
         use = profile(before, loaded, cuda_snapshot(self.device))
         torch.cuda.empty_cache()
         _, total = torch.cuda.mem_get_info(self.device)
-        return cache_bytes(total, self.settings.utilization, use)
+        return cache_bytes(total, self.settings.cache.utilization, use)
 
     @torch.inference_mode()
     def _largest_step(self) -> None:
         """The step of most tokens, with attention left out: there is no cache yet."""
-        limits = self.settings.limits
+        limits = self.settings.engine
         tokens = torch.zeros(limits.max_num_batched_tokens, dtype=torch.int64, device=self.device)
         rows = torch.arange(min(limits.max_num_seqs, len(tokens)), device=self.device)
         self.model.forward(tokens, torch.zeros_like(tokens), rows, ZeroContext())
@@ -81,14 +100,14 @@ class Worker:
         cache = PagedCache(
             config,
             s.facts.queries,
-            s.limits,
+            s.engine,
             self.registry,
-            device=s.torch_device,
-            options=s.options,
+            device=self.device,
+            options=s.backend.options,
             parameters=self.model.attention_tensors,
-            sanitize=s.sanitize,
+            sanitize=s.cache.sanitize,
         )
-        sanitizer = Sanitizer(config) if s.sanitize else None
+        sanitizer = Sanitizer(config) if s.cache.sanitize else None
         return ModelRunner(self.model, cache, self.sample, self.logits_sink, sanitizer)
 
     def execute(self, output: SchedulerOutput) -> StepResult:

@@ -38,6 +38,7 @@ process_isolation = "fork"
 
 [tool.pytest.ini_options]
 addopts = "-q --import-mode=importlib"
+pythonpath = ["tests"]
 """
 KILLER = '''"""The kit's quick cases in pieces, so that mutmut runs the pieces that reach what it changed."""
 
@@ -79,7 +80,7 @@ def prepare(folder: Path) -> None:
         folder / "src" / "kvcore_torch",
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    (folder / "tests").mkdir()
+    shutil.copytree(ROOT / "tests" / "support", folder / "tests" / "support")
     for name in TESTS:
         shutil.copy(ROOT / "tests" / "backends" / name, folder / "tests" / name)
     (folder / "tests" / "test_kill.py").write_text(KILLER)
