@@ -15,8 +15,17 @@ if TYPE_CHECKING:
     from kvcore.manage.allocation import StepAllocation
     from kvcore.manage.manager import KVCacheManager
     from kvcore.memory.lent_blocks import batch_of_tables, block_views
+    from kvcore.models.bridge_checks import check_call
 
-__all__ = ["KVCacheManager", "PagedCache", "ServingBackend", "StepAllocation", "batch_of_tables", "block_views"]
+__all__ = [
+    "KVCacheManager",
+    "PagedCache",
+    "ServingBackend",
+    "StepAllocation",
+    "batch_of_tables",
+    "block_views",
+    "check_call",
+]
 
 MODULE_OF = {
     "PagedCache": "kvcore.config.paged_cache",
@@ -25,6 +34,7 @@ MODULE_OF = {
     "KVCacheManager": "kvcore.manage.manager",
     "batch_of_tables": "kvcore.memory.lent_blocks",
     "block_views": "kvcore.memory.lent_blocks",
+    "check_call": "kvcore.models.bridge_checks",
 }
 
 

@@ -122,6 +122,33 @@ class KVCacheManager:
         chain = self._prefixes.chain(salt, checked)
         return self.requests.open(Origin(name, len(tokens), salt, checked), chain, tokens)
 
+    def extend(self, row: int, token_ids: Sequence[int]) -> None:
+        """Tell a request more tokens, to be computed: the next turn of a talk, or the next piece of a prompt.
+
+        Args:
+            row: A request with no step in flight, admitted or not.
+            token_ids: What follows the tokens that it knows.
+
+        Raises:
+            RequestError: An unknown request, malformed tokens, or a step in flight, whose sampled token comes first;
+                nothing has changed.
+        """
+        r = self.requests
+        rows, tokens = np.array([row]), token_array(token_ids)
+        r.check(rows)
+        if r.limit[row] != r.known[row]:
+            raise RequestError(
+                "a step of this request is in flight, and may still tell it a token",
+                field="row",
+                got=r.name(row),
+                remedy="commit its steps in flight first",
+            )
+        self._open = None
+        self._prefixes.forget(row)  # one more token may let one more block be hit
+        r.tokens.extend(rows, np.array([len(tokens)]), tokens)
+        r.known[row] += len(tokens)
+        r.limit[row] = r.known[row]
+
     def fork(self, parent: int, names: Sequence[str]) -> list[int]:
         """Make children that share all blocks of the parent, and are part of its steps in flight.
 
@@ -171,8 +198,8 @@ class KVCacheManager:
     def begin_step(self) -> Step:
         """An empty step, to be filled by `Step.add` and `Step.try_add` and then given to `allocate`.
 
-        It is void once blocks change hands otherwise: by another step, a commit, a retirement, a fork, a free,
-        or a reset.
+        It is void once blocks change hands otherwise: by another step, a commit, a retirement, an extension, a fork,
+        a free, or a reset.
         """
         self._open = self.sketch_step()
         return self._open

@@ -52,6 +52,10 @@ class Machine(RuleBasedStateMachine):
         self.world.free(random.Random(rng))
 
     @rule(rng=st.integers(0, 2**16))
+    def extend(self, rng: int) -> None:
+        self.world.extend(random.Random(rng))
+
+    @rule(rng=st.integers(0, 2**16))
     def fork(self, rng: int) -> None:
         self.world.fork(random.Random(rng))
 

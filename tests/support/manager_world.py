@@ -244,6 +244,21 @@ class World:
             if rng.random() < 0.5:
                 self.preempted.append((name, person))
 
+    def extend(self, rng: random.Random) -> None:
+        """Tokens that nobody sampled: a next turn, or the next piece of a prompt."""
+        if not self.people:
+            return
+        name = rng.choice(list(self.people))
+        person = self.people[name]
+        more = [rng.randrange(ALPHABET) for _ in range(rng.randint(0, 5))]
+        if any(p is person for members in self.in_flight.values() for _, p, _ in members):
+            with pytest.raises(RequestError):
+                self.manager.extend(name, more)
+            return
+        self.manager.extend(name, more)
+        person.truth = person.truth[: person.known] + more
+        person.known += len(more)
+
     def fork(self, rng: random.Random) -> None:
         if not self.people or len(self.people) > 6:
             return

@@ -72,6 +72,9 @@ class NamedManager:
             raise RequestError("this request has begun already", field="request_id", got=name)
         self.rows[name] = self.real.begin(token_ids, name=name, **options)
 
+    def extend(self, name: str, token_ids: Sequence[int]) -> None:
+        self.real.extend(self.row(name), token_ids)
+
     def fork(self, parent: str, children: Sequence[str]) -> None:
         if set(children) & set(self.rows) or len(set(children)) < len(children):
             raise RequestError("a child's name is in use", field="child_ids", got=children)
