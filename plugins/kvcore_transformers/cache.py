@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from kvcore_transformers.attention import NAME
 from kvcore_transformers.forward import ForwardPass
 from kvcore_transformers.hooks import attach
 from kvcore_transformers.padding import columns_of
-from kvcore_transformers.sequences import Sequences
+from kvcore_transformers.sequences import Part, Sequences, Tokens
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -140,16 +141,15 @@ class PagedCache(Cache):  # type: ignore[misc]
                 remedy="call reset() on the cache before another batch",
             )
         columns = columns_of(given.get("attention_mask"), size, seen, width)
-        tokens = [
-            ids[mask] for ids, mask in zip(input_ids.cpu().numpy(), columns[:, seen.shape[1] :], strict=True)
-        ]
+        tokens = [ids[mask] for ids, mask in zip(input_ids.cpu().numpy(), columns[:, seen.shape[1] :], strict=True)]
         self._check_room(columns)
         sequences = self._sequences
         if not sequences.rows:
             sequences.rows, sequences.fed = [-1] * size, [0] * size
         self._broken = True  # until the pass has ended
-        parts = sequences.begin(tokens)
-        self._check_found(parts, tokens, given)
+        parts = sequences.tell(tokens)
+        _check_found(parts, tokens, given)
+        sequences.begin(parts)
         self._seen = columns
         self._pass = ForwardPass(self.paged, (size, width), parts)
         self._before = [config._attn_implementation for config in self._configs]
@@ -185,10 +185,14 @@ class PagedCache(Cache):  # type: ignore[misc]
         ids = given.get("input_ids")
         refused = (
             (model is not self.model, "past_key_values", "a cache of another model", "one made for this model"),
-            (torch.compiler.is_compiling(), "torch.compile", "a compiled model", "the model itself"),
             (model.training, "training", True, "model.eval()"),
             (given.get("inputs_embeds") is not None, "inputs_embeds", "embeddings", "input_ids"),
-            (not isinstance(ids, torch.Tensor) or ids.ndim != 2, "input_ids", type(ids).__name__, "[sequences, columns]"),
+            (
+                not isinstance(ids, torch.Tensor) or ids.ndim != 2,
+                "input_ids",
+                type(ids).__name__,
+                "[sequences, columns]",
+            ),
             (given.get("use_cache") is False, "use_cache", False, True),
             (bool(given.get("output_attentions")), "output_attentions", True, False),
         )
@@ -216,16 +220,6 @@ class PagedCache(Cache):  # type: ignore[misc]
                     allowed=most,
                     remedy=f"PagedCache.for_model(model, engine={{'{name}': {wanted}}})",
                 )
-
-    def _check_found(self, parts: Any, tokens: Any, given: dict[str, Any]) -> None:
-        skipped = sum(len(tokens[lane]) - part.count for part in parts for lane in part.lanes)
-        if skipped and given.get("logits_to_keep") != 1:
-            raise NotBuiltError(
-                "tokens that reuse() found are not computed again, and have no logits",
-                field="logits_to_keep",
-                got=given.get("logits_to_keep"),
-                allowed="1, as generate() asks it",
-            )
 
     def _set_columns(self, columns: int) -> None:
         for layer in self.layers:
@@ -257,9 +251,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             )
         size, width = input_ids.shape
         columns = columns_of(attention_mask, size, np.zeros((size, 0), np.bool_), width)
-        held = self._sequences.find(
-            [ids[mask] for ids, mask in zip(input_ids.cpu().numpy(), columns, strict=True)]
-        )
+        held = self._sequences.find([ids[mask] for ids, mask in zip(input_ids.cpu().numpy(), columns, strict=True)])
         padding = (~columns).sum(1)
         common = int((padding + held).min())
         self._sequences.fed = np.maximum(common - padding, 0).tolist()
@@ -316,4 +308,15 @@ class PagedCache(Cache):  # type: ignore[misc]
             field="assistant_model",
             got="assisted or prompt-lookup decoding",
             allowed="greedy, sampled and beam decoding",
+        )
+
+
+def _check_found(parts: Sequence[Part], tokens: Sequence[Tokens], given: dict[str, Any]) -> None:
+    skipped = sum(len(tokens[lane]) - part.count for part in parts for lane in part.lanes)
+    if skipped and given.get("logits_to_keep") != 1:
+        raise NotBuiltError(
+            "tokens that reuse() found are not computed again, and have no logits",
+            field="logits_to_keep",
+            got=given.get("logits_to_keep"),
+            allowed="1, as generate() asks it",
         )

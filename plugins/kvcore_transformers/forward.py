@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from kvcore.backend import CacheId, IntegrityError, ModelError
@@ -39,15 +38,13 @@ class ForwardPass:
         self._all = len(parts) == size and all(p.count == width and p.lanes == [i] for i, p in enumerate(parts))
         if self._all:
             return
-        taken = [[(part.lanes[0], t) for t in range(width - part.count, width)] for part in parts]
-        starts = np.cumsum([0, *map(len, taken)]).tolist()
-        given = [
-            (lane, t, start + i)
-            for part, tokens, start in zip(parts, taken, starts, strict=False)
-            for lane in part.lanes
-            for i, (_, t) in enumerate(tokens)
-        ]
-        self._taken = torch.tensor(sum(taken, []), device=paged.device).unbind(1)
+        taken: list[tuple[int, int]] = []  # of each token of the step its sequence and column
+        given: list[tuple[int, int, int]] = []  # sequence, column, and the token of the step that it is
+        for part in parts:
+            columns, place = range(width - part.count, width), len(taken)
+            taken += [(part.lanes[0], t) for t in columns]
+            given += [(lane, t, place + i) for lane in part.lanes for i, t in enumerate(columns)]
+        self._taken = torch.tensor(taken, device=paged.device).unbind(1)
         self._given = torch.tensor(given, device=paged.device).unbind(1)
 
     def attend(self, module: torch.nn.Module, tensors: Tensors, passed: dict[str, Any]) -> torch.Tensor:
@@ -62,7 +59,6 @@ class ForwardPass:
             ModelError: The module asks for something else than its config declares, or for other tokens.
             IntegrityError: Gradients are wanted.
         """
-        query, key, value = tensors
         cache_id = CacheId(int(getattr(module, "layer_idx", -1)))
         if any((t.shape[0], t.shape[2]) != self.shape for t in tensors):
             raise ModelError(
@@ -71,7 +67,7 @@ class ForwardPass:
                 got=[list(t.shape) for t in tensors],
                 allowed=f"{self.shape[0]} sequences of {self.shape[1]} columns",
             )
-        if query.requires_grad:
+        if tensors[0].requires_grad:
             raise IntegrityError(
                 "what lies in a paged cache has no gradients",
                 field="requires_grad",
@@ -83,7 +79,10 @@ class ForwardPass:
         known = self.paged.facts.queries.get(cache_id)
         if known is None:
             raise ModelError(
-                f"{type(module).__name__} has no cache", field="layer_idx", got=cache_id.layer, allowed="a layer's index"
+                f"{type(module).__name__} has no cache",
+                field="layer_idx",
+                got=cache_id.layer,
+                allowed="a layer's index",
             )
         check_call(cache_id, module, known, (query_THD, key_TKD, value_TKDv), passed, self.paged.facts.longest)
         self.reached[cache_id] += 1

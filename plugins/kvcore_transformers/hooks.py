@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import torch
 
+from kvcore.backend import ConfigError
 from kvcore_transformers.attention import KEYWORD
 
 if TYPE_CHECKING:
@@ -29,16 +30,26 @@ def attach(model: torch.nn.Module, kind: type[PagedCache]) -> None:
 def _before(
     kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs
 ) -> tuple[tuple[Any, ...], Kwargs] | None:
+    # A compiler that traces this line finds True; what it cannot trace, the call, it hands that value.
+    return _begin(kind, module, args, kwargs, compiled=torch.compiler.is_compiling())
+
+
+@torch.compiler.disable
+def _begin(
+    kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs, *, compiled: bool
+) -> tuple[tuple[Any, ...], Kwargs] | None:
     given = _named(module, args, kwargs)
     cache = _cache_of(given)
     if not isinstance(cache, kind) or KEYWORD in kwargs:  # none, or a module around this one has begun the pass
         return None
+    if compiled:
+        raise ConfigError(
+            "a PagedCache does not serve this call", field="torch.compile", got="a compiled model", allowed="the model"
+        )
     return args, {**kwargs, KEYWORD: cache.begin(module, given)}
 
 
-def _after(
-    kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs, output: Any
-) -> None:
+def _after(kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs, output: Any) -> None:
     cache = _cache_of(_named(module, args, kwargs))
     if isinstance(cache, kind) and cache.model is module:
         cache.end(finished=output is not None)

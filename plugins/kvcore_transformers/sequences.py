@@ -64,16 +64,23 @@ class Sequences:
         self.rows = [known[own.tobytes()] for own in tokens]
         return [self.manager.lookup(row) if row >= 0 else 0 for row in self.rows]
 
-    def begin(self, new: Sequence[Tokens]) -> list[Part]:
-        """Start a step over the next tokens of each sequence, none for one that has only padding yet.
+    def tell(self, new: Sequence[Tokens]) -> list[Part]:
+        """Tell the next tokens of each sequence, none for one that has only padding yet; returns the step they take.
 
         Raises:
             ConfigError: They are not those that `find` was told.
             NotBuiltError: All of them were found: nothing is left to be computed.
-            OutOfBlocksError: Too few blocks.
         """
         parts = self._parts(self._members(new), new)
-        parts.sort(key=lambda part: part.count > 1 or not part.start)  # decodes first
+        self.fed = [fed + len(own) for fed, own in zip(self.fed, new, strict=True)]
+        return sorted(parts, key=lambda part: part.count > 1 or not part.start)  # decodes first
+
+    def begin(self, parts: Sequence[Part]) -> None:
+        """Start the step of these parts.
+
+        Raises:
+            OutOfBlocksError: Too few blocks.
+        """
         manager, admitted = self.manager, self.manager.requests.admitted
         step = manager.begin_step()
         for running, some in groupby(parts, key=lambda part: bool(admitted[part.row])):
@@ -86,8 +93,6 @@ class Sequences:
         allocation = manager.allocate(step)
         self.in_flight = allocation.step
         self._paged.begin_allocated(allocation)
-        self.fed = [fed + len(own) for fed, own in zip(self.fed, new, strict=True)]
-        return parts
 
     def _members(self, new: Sequence[Tokens]) -> dict[int, list[int]]:
         """The sequences that each request is, those that part from another forked."""

@@ -13,3 +13,8 @@ def first_turns(count: int) -> list[str]:
     rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
     step = len(rows) // count
     return [rows[i * step]["turns"][0] for i in range(count)]
+
+
+def short_turns(count: int) -> list[str]:
+    """The shortest first turns: real prompts for what costs a forward pass a test."""
+    return sorted(first_turns(16), key=len)[:count]

@@ -12,7 +12,7 @@ def plain_model(name: str, tmp_path: Path) -> torch.nn.Module:
     """transformers' own model with its own attention: sdpa, or eager where the architecture has no sdpa."""
     from transformers import AutoModelForCausalLM
 
-    attention = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
+    attention = "eager" if name in ("gemma2", "gpt_oss", "mamba") else "sdpa"
     return AutoModelForCausalLM.from_pretrained(
         str(tiny_model(name, tmp_path)), dtype=torch.float32, attn_implementation=attention, local_files_only=True
     ).eval()
