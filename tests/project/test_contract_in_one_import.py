@@ -39,7 +39,10 @@ def test_plugins_import_the_contract_alone(repo: Path, place: str) -> None:
     assert inner("from kvcore.attention.batch import Batch\n") == ["kvcore.attention.batch"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/write-a-backend.md", "docs/hooks.md"])
+PAGES = ("index", "write-a-backend", "hooks", "in-transformers", "build-an-engine")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
 def test_the_docs_show_no_inner_module(repo: Path, page: str) -> None:
     blocks = re.findall(r"^```(?:\{code-block\} )?python\n(?::.*\n)*(.*?)^```", (repo / page).read_text(), re.M | re.S)
     assert [name for block in blocks if not block.startswith(" ") for name in inner(block, "kvcore")] == []

@@ -69,7 +69,12 @@ def scratch(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Scratch:
 
 def test_wheel_holds_code_plugins_configuration_and_licence(scratch: Scratch) -> None:
     names = zipfile.ZipFile(scratch.wheel).namelist()
-    for wanted in ("kvcore/cli/__init__.py", "kvcore/conf/samples.yaml", "kvcore_metrics/__init__.py"):
+    for wanted in (
+        "kvcore/cli/__init__.py",
+        "kvcore/conf/samples.yaml",
+        "kvcore_metrics/plugin.py",
+        "kvcore_transformers/cache.py",
+    ):
         assert wanted in names
     for backend in BACKENDS:
         assert f"{backend}/plugin.py" in names
