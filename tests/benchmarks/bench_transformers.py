@@ -2,7 +2,7 @@
 
 python tests/benchmarks/bench_transformers.py [--sequences N] [--context N] [--rounds N]
 
-The default model in float32, CPU time of the thread. "Outside" is a step without the model's own modules and without what
+The default model in float32, CPU time of the thread. "Outside" is a step without the model and without what
 the backend does: for the bridge its hooks and what it does around each layer's write and attention, for our engine
 scheduling, tables, batch and sampling.
 """
