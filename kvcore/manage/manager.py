@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcore.errors import ConfigError, IntegrityError, RequestError
+from kvcore.errors import IntegrityError, RequestError
 from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.block_hash import Extra, check_extras, token_array
 from kvcore.manage.dead_blocks import DeadBlocks
 from kvcore.manage.events import Event, EventLog, in_ids
 from kvcore.manage.eviction import LRU, EvictionPolicy
-from kvcore.manage.explain.explainer import Explainer
+from kvcore.manage.explain.explainer import Explainer, not_explained
 from kvcore.manage.explain.explanation import Explanation
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
@@ -22,6 +22,7 @@ from kvcore.manage.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
 from kvcore.manage.step import Step
+from kvcore.manage.steps_in_flight import StepsInFlight
 from kvcore.plan.config import KVCacheConfig
 from kvcore.settings.cache import EXPLAIN_HISTORY
 
@@ -50,7 +51,7 @@ class KVCacheManager:
         requests: What is known of each row; read only.
 
     Raises:
-        NotBuiltError: The config needs a retention or a placement that is not built yet.
+        NotBuiltError: The config needs a retention that is not built yet.
         ConfigError: The hash is unknown or not installed.
     """
 
@@ -86,15 +87,12 @@ class KVCacheManager:
         )
         self._dead = DeadBlocks(self._pool, enabled=track_dead)
         self._pins = Pins(self._pool)
-        self._explainer: Explainer | None = None
-        if explain:
-            self._explainer = Explainer(
-                self.requests, self._prefixes.cache, self._pool, explain_history, enabled=prefix_caching
-            )
-            if self._explainer.enabled:
-                self._events.listeners.append(self._explainer.see)
+        known = self.requests, self._prefixes.cache, self._pool
+        self._explainer = Explainer(*known, explain_history, enabled=prefix_caching) if explain else None
+        if self._explainer is not None and self._explainer.enabled:
+            self._events.listeners.append(self._explainer.see)
         self._open: Step | None = None  # begun, and nothing changed since
-        self._steps: dict[int, tuple[Ints, Ints]] = {}  # not committed: (rows, ends)
+        self._flight = StepsInFlight()
         self._step = 0
         self._peak = self._hit_tokens = self._query_tokens = self._copied = 0
 
@@ -179,14 +177,8 @@ class KVCacheManager:
         blocks = np.concatenate([r.blocks.view(parent * r.groups + g) for g in range(r.groups)])
         for _ in children:
             self._pool.share(blocks)
-        for step, (rows, ends) in self._steps.items():
-            mine = ends[rows == parent]
-            if len(mine):
-                more = np.array(children, np.int64)
-                self._steps[step] = np.concatenate((rows, more)), np.concatenate((ends, np.repeat(mine, len(more))))
+        self._flight.fork(parent, children)
         return children
-
-    # ---- a step
 
     def lookup(self, row: int) -> int:
         """Tokens that a request, not yet admitted, would get from the prefix cache now."""
@@ -201,12 +193,8 @@ class KVCacheManager:
         It is void once blocks change hands otherwise: by another step, a commit, a retirement, an extension, a fork,
         a free, or a reset.
         """
-        self._open = self.sketch_step()
+        self._open = Step(self.requests, self._pool, self._prefixes.find)
         return self._open
-
-    def sketch_step(self) -> Step:
-        """A step that is only counted (`Step.short`), never allocated."""
-        return Step(self.requests, self._pool, self._prefixes.find)
 
     def allocate(self, step: Step) -> StepAllocation:
         """Give a whole step its blocks, or change nothing.
@@ -232,14 +220,13 @@ class KVCacheManager:
         r.computed[rows] = ends
         r.limit[rows] = limits + 1
         r.last_step[rows] = number
-        self._steps[number] = rows, ends
+        self._flight.add(number, rows, ends)
         deltas, copies, new_blocks = step.extend(look, number)
         if self._explainer is not None and look is not None:
             self._explainer.handed_out(new_blocks[:, 1], np.repeat(look.rows, look.need.sum(axis=1)), number)
         self._copied += len(copies)
         self._peak = max(self._peak, self._pool.num_used)
-        dead = self._dead.drain(new_blocks)
-        freed = self._dead.drain_released()
+        dead, freed = self._dead.drain(new_blocks), self._dead.drain_released()
         given = StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead, freed)
         return given if self._pool.first is None else given.as_ids(self._pool.first)
 
@@ -281,13 +268,10 @@ class KVCacheManager:
             RequestError: Tokens of a request outside this step, or a request has computed tokens that it
                 was never told; nothing has changed.
         """
-        if step not in self._steps or step != next(iter(self._steps)):
-            due = next(iter(self._steps), "none: no step is in flight")
-            raise IntegrityError("steps are committed once each, in order", field="step", got=step, allowed=due)
-        members, ends = self._steps[step]
+        members, ends = self._flight.due(step)
         r = self.requests
         known, everyone = r.check_sampled(members, ends, rows, tokens)
-        del self._steps[step]
+        self._flight.done(step)
         self._open = None
         r.tokens.append(rows, tokens)
         r.known[members] = known
@@ -316,20 +300,18 @@ class KVCacheManager:
     def retire(self, step: int) -> None:
         """All steps up to `step` are done on the device: the blocks that only they read become free."""
         if step > self._step:
-            raise IntegrityError(
-                "a step retires that was never allocated", field="step", got=step, allowed=f"<= {self._step}"
-            )
+            raise IntegrityError("no such step was allocated", field="step", got=step, allowed=f"<= {self._step}")
         self._open = None
         self._pool.retire(step)
 
     @property
     def steps_in_flight(self) -> tuple[int, ...]:
         """The steps that were allocated and are not committed, oldest first."""
-        return tuple(self._steps)
+        return self._flight.numbers
 
     def members(self, step: int) -> Ints:
         """The rows of a step that is not committed, without those of requests that were freed since."""
-        return self._steps[step][0]
+        return self._flight.of(step)[0]
 
     def free(self, rows: Sequence[int] | Ints, *, forget: bool = False) -> None:
         """Let go of requests: finished, aborted or preempted, also with steps in flight.
@@ -358,9 +340,7 @@ class KVCacheManager:
                     self._explainer.withdrawn(self._step + 1)
             if self._explainer is not None:
                 self._explainer.freed(row)
-        for step, (members, ends) in self._steps.items():
-            stay = ~np.isin(members, leaving)
-            self._steps[step] = members[stay], ends[stay]
+        self._flight.leave(leaving)
         blocks, owners = r.take_all(leaving)
         try:
             self._pool.release(blocks, *self._readers(owners, leaving), distinct=len(leaving) == 1)
@@ -382,16 +362,6 @@ class KVCacheManager:
         if self._pool.first is not None:
             blocks = [block - int(self._pool.first[group]) for block in blocks]
         return first_block, blocks
-
-    def num_computed(self, row: int) -> int:
-        """Tokens given to steps so far, the prefix hit and steps in flight included."""
-        self.requests.check(np.array([row]))
-        return int(self.requests.computed[row])
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks, or large pages, that can be handed out now."""
-        return self._pool.num_free
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, and the blocks now: pending ones wait for a step, reusable ones are free.
@@ -427,13 +397,7 @@ class KVCacheManager:
         """
         self.requests.check(np.array([row]))
         if self._explainer is None:
-            raise ConfigError(
-                "misses are not explained",
-                field="cache.explain",
-                got=False,
-                allowed=True,
-                remedy="set cache.explain=true, or create the manager with explain=True",
-            )
+            raise not_explained()
         return self._explainer.of(row)
 
     def pin(self, row: int) -> int:

@@ -41,7 +41,7 @@ def test_a_hundred_requests_share_125_blocks(manager_of):
     manager.check_integrity()
     manager.free(names)
     assert {manager._pool.refs[b] for b in shared} == {0}
-    assert manager.free_blocks == 999
+    assert manager.stats()["blocks_free"] == 999
     manager.check_integrity()
 
 
@@ -102,7 +102,7 @@ def test_a_hit_on_a_free_block_is_counted_against_the_free_blocks(manager_of):
     run(manager, ("a", 32), a=1)
     manager.free(["a"])
     manager.begin("b", range(64))
-    assert manager.free_blocks == 3
+    assert manager.stats()["blocks_free"] == 3
     assert manager.lookup(["b"]) == [32]
     assert manager.blocks_short([ScheduledRequest("b", 32)]) == 1  # two revived, two new, three free
     assert run(manager, ("b", 16)).cached_tokens == {"b": 32}
@@ -230,7 +230,7 @@ def test_the_source_of_a_copy_waits_for_the_copying_step(manager_of):
     manager.free(["a"])
     assert manager.stats()["blocks_pending"] == 1  # block 1: a read it in step 1, the copy in step 2
     manager.retire(2)
-    assert manager.free_blocks == 2
+    assert manager.stats()["blocks_free"] == 2
     manager.check_integrity()
 
 
@@ -297,7 +297,7 @@ def test_reset_keeps_what_ran_before_out_of_the_index(manager_of):
     manager.free(["a", "b"])
     manager.reset_prefix_cache()
     assert manager.lookup(["c"]) == [0]
-    assert manager.free_blocks == 99
+    assert manager.stats()["blocks_free"] == 99
     manager.check_integrity()
 
 

@@ -127,7 +127,7 @@ class World:
                 with pytest.raises(RequestError):
                     step.try_add(ScheduledRequest(ask.request_id, person.known + 100))
             assert step.try_add(ask) == 0
-            assert step.taken <= self.manager.free_blocks
+            assert step.taken <= self.manager.stats()["blocks_free"]
             with pytest.raises(RequestError):
                 step.try_add(asks[rng.randint(0, i)])
         return step
@@ -319,4 +319,4 @@ class World:
         self.manager.free(list(self.people))
         self.manager.retire(self.step)
         self.manager.check_integrity()
-        assert self.manager.free_blocks == self.total, "blocks leaked"
+        assert self.manager.stats()["blocks_free"] == self.total, "blocks leaked"

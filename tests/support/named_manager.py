@@ -103,7 +103,7 @@ class NamedManager:
         return step
 
     def blocks_short(self, asks: Sequence[ScheduledRequest]) -> int:
-        return self.fill(self.real.sketch_step(), asks).short
+        return self.fill(Step(self.real.requests, self.real._pool, self.real._prefixes.find), asks).short
 
     def allocate(self, asks: NamedStep | Sequence[ScheduledRequest]) -> Given:
         step = asks.step if isinstance(asks, NamedStep) else self.fill(self.real.begin_step(), asks)
@@ -144,7 +144,7 @@ class NamedManager:
         return self.real.table(self.row(name), group)
 
     def num_computed(self, name: str) -> int:
-        return self.real.num_computed(self.row(name))
+        return int(self.real.requests.computed[self.row(name)])
 
 
 def run(manager: NamedManager, *asks: tuple[str, int], **sampled: int) -> Given:

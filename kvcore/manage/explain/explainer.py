@@ -123,3 +123,14 @@ class Explainer:
         """A request enters with a hit of `hit` tokens; called before anything of it is stored."""
         search = Search(self._requests, self._cache, self._tree, self._log, list(self._numbers), row)
         self._found[row] = search.explain(hit) if self.enabled else search.disabled()
+
+
+def not_explained() -> ConfigError:
+    """What is said where nothing is kept to explain with."""
+    return ConfigError(
+        "misses are not explained",
+        field="cache.explain",
+        got=False,
+        allowed=True,
+        remedy="set cache.explain=true, or create the manager with explain=True",
+    )
