@@ -62,7 +62,9 @@ class CacheSettings:
     num_blocks: int | None = key(None, "blocks of the arena, null block included", least=1)
     utilization: float = key(0.9, "share of the device's memory that the engine may use", least=0.01, most=1)
     mla: str = key("auto", "latent attention: as latents, or keys and values", choices=("auto", "latent", "expanded"))
-    sanitize: bool = key(False, "poison cache content when it dies (NaN), for finding faults")
+    sanitize: bool = key(
+        False, "check each step against a shadow of blocks and tables, poison content when it dies (NaN)"
+    )
     prefix_caching: bool = key(True, "reuse the blocks of equal prompt beginnings")
     salt: str = key("", "isolates the prefixes of tenants")
     hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3-128"))
