@@ -10,14 +10,14 @@ from kvcore.errors import IntegrityError, RequestError
 from kvcore.manage.allocation import StepAllocation
 from kvcore.manage.block_hash import Extra, check_extras, token_array
 from kvcore.manage.dead_blocks import DeadBlocks
-from kvcore.manage.events import Event, EventLog, in_ids
+from kvcore.manage.events import EventLog
 from kvcore.manage.eviction import LRU, EvictionPolicy
-from kvcore.manage.explain.explainer import Explainer, not_explained
-from kvcore.manage.explain.explanation import Explanation
+from kvcore.manage.explain.explainer import Explainer
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.integrity import check_rows
 from kvcore.manage.large_pages import pool_of
 from kvcore.manage.prefix_cache import Hit
+from kvcore.manage.prefix_control import PrefixControl
 from kvcore.manage.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
@@ -29,7 +29,7 @@ from kvcore.settings.cache import EXPLAIN_HISTORY
 _NOBODY: Ints = np.zeros(0, np.int64)
 
 
-class KVCacheManager:
+class KVCacheManager(PrefixControl):
     """Owns every block id of one rank; never sees a tensor.
 
     A request lives under a number, its row: ``begin``, then any number of ``allocate`` and ``commit`` pairs, then
@@ -179,13 +179,6 @@ class KVCacheManager:
             self._pool.share(blocks)
         self._flight.fork(parent, children)
         return children
-
-    def lookup(self, row: int) -> int:
-        """Tokens that a request, not yet admitted, would get from the prefix cache now."""
-        self.requests.check(np.array([row]))
-        if self.requests.admitted[row]:
-            raise RequestError("this request is admitted already", field="row", got=self.requests.name(row))
-        return self._prefixes.find(row).tokens
 
     def begin_step(self) -> Step:
         """An empty step, to be filled by `Step.add` and `Step.try_add` and then given to `allocate`.
@@ -383,43 +376,6 @@ class KVCacheManager:
             "requests": len(self.requests),
             "steps": self._step,
         }
-
-    def take_events(self) -> list[Event]:
-        """Events since the last call, oldest first; `ConfigError` unless they are collected."""
-        return in_ids(self._events.drain(), self._pool.first)
-
-    def explain(self, row: int) -> Explanation:
-        """Where the reuse of a request ended and why, as it was when the request was admitted.
-
-        Raises:
-            ConfigError: Nothing is kept to explain with.
-            RequestError: The request is not there, or not admitted.
-        """
-        self.requests.check(np.array([row]))
-        if self._explainer is None:
-            raise not_explained()
-        return self._explainer.of(row)
-
-    def pin(self, row: int) -> int:
-        """Keep what a request has cached, a system prompt say, until `unpin`: no full cache evicts it.
-
-        Pinned blocks count as used. After a reset of the cache they hold nothing that can be hit.
-        """
-        self.requests.check(np.array([row]))
-        self._open = None
-        return self._pins.add(self._prefixes.known(row))
-
-    def unpin(self, pin: int) -> None:
-        """Let go of what `pin` kept; `RequestError` for a number that is not held."""
-        self._open = None
-        self._pins.remove(pin)
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached content (new weights, say); requests that run now will not enter it again."""
-        self._open = None
-        if self._explainer is not None:
-            self._explainer.reset(self._step + 1)
-        self._pool.uncache(self._prefixes.reset())
 
     def check_integrity(self) -> None:
         """Prove that every id is in one state, counted right, and owned by one group; O(pool)."""
