@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 from kvcore.plan.config import ARENA_ALIGNMENT
@@ -67,6 +68,11 @@ def rulers(needs: Sequence[int], units: Sequence[int]) -> Rulers:
         needs: Bytes of a block of each group, at least one group.
         units: Each group's stride is a multiple of this.
     """
+    return _rulers(tuple(needs), tuple(units))
+
+
+@lru_cache(maxsize=64)  # placements are compared at several lengths, and mostly ask for the same cut
+def _rulers(needs: tuple[int, ...], units: tuple[int, ...]) -> Rulers:
     kinds = list(dict.fromkeys(zip(needs, units, strict=True)))
     largest = max(needs)
     reference = min(REFERENCE_BYTES, REFERENCE_BLOCKS * largest)
