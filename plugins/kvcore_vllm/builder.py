@@ -39,27 +39,20 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
             raise unserved("kv_cache_spec", type(kv_cache_spec).__name__, [s.__name__ for s in SPECS])
         self._init_reorder_batch_threshold(1)  # decodes first
         self.serving = chosen()
-        modules = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
-        numbers = {name: i for i, name in enumerate(vllm_config.compilation_config.static_forward_context)}
+        everywhere = get_layers_from_vllm_config(vllm_config, Attention)
+        numbers = {name: CacheId(i) for i, name in enumerate(everywhere)}
         members: dict[AttentionQuery, list[str]] = {}
-        for name, module in modules.items():
-            query = replace(module.impl.query, head_dim_v=module.head_size_v)
-            members.setdefault(query, []).append(name)
+        for name in layer_names:
+            module = everywhere[name]
+            members.setdefault(replace(module.impl.query, head_dim_v=module.head_size_v), []).append(name)
         self.groups: list[AttentionGroup] = []
         for query, names in members.items():
             layout = self.serving.layout(query, kv_cache_spec.block_size, kv_cache_spec.page_size_bytes)
-            layers = [_layer_of(modules[n], CacheId(numbers[n]), query, device) for n in names]
+            layers = tuple(_layer_of(everywhere[n], numbers[n], query, device) for n in names)
             for name, layer in zip(names, layers, strict=True):
-                modules[name].impl.bind(layer, layout, len(self.groups))
-            self.groups.append(AttentionGroup(0, query, tuple(layers), layout))
-            log.info(
-                "kvcore's backend %s serves %d layers (%s): layout %s, blocks of %d tokens",
-                self.serving.name,
-                len(names),
-                "full" if query.mask.window is None else f"window {query.mask.window}",
-                layout.layout.name,
-                kv_cache_spec.block_size,
-            )
+                everywhere[name].impl.bind(layer, layout, len(self.groups))
+            self.groups.append(AttentionGroup(0, query, layers, layout))
+        _tell(self.serving.name, [module.impl for module in everywhere.values()])
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Step:
         """The step for every layer of the group.
@@ -98,3 +91,11 @@ def _layer_of(module: Any, cache_id: CacheId, query: AttentionQuery, device: tor
     if query.quant is not None:
         own |= {"k_scale": module._k_scale.float(), "v_scale": module._v_scale.float()}
     return AttentionLayer(cache_id, query, **own, shared=impl.shared)
+
+
+def _tell(backend: str, layers: Sequence[KvcoreLayer]) -> None:
+    """One line, once the last layer of the model is bound."""
+    layouts = {layer.layout for layer in layers}
+    if None not in layouts:
+        shown = sorted(f"{x.layout.name} in blocks of {x.kernel_block_size} tokens" for x in layouts if x is not None)
+        log.info("kvcore's backend %s serves %d layers: layout %s", backend, len(layers), "; ".join(shown))

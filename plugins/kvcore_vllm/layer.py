@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
@@ -71,12 +73,14 @@ class KvcoreLayer(AttentionImpl[Step]):
         key = (self.num_kv_heads, head_size, self.query.cache_dtype)
         _ASKED.pop(key, None)
         _ASKED[key] = self.query
+        self.layout: SizedLayout | None = None
         self._blocks: torch.Tensor | None = None
         self._views: dict[str, torch.Tensor] = {}
 
     def bind(self, layer: AttentionLayer, layout: SizedLayout, group: int) -> None:
         """Tell the layer its own tensors, how its blocks are filled, and which group's metadata is its own."""
-        self._layer, self._layout, self._group = layer, layout, group
+        self._layer, self.layout, self._group = layer, layout, group
+        self._view = partial(block_views, layout=layout)
         self._blocks = None
 
     def forward(
@@ -109,7 +113,7 @@ class KvcoreLayer(AttentionImpl[Step]):
         if output_scale is not None or output_block_scale is not None:
             raise unserved("output_scale", "a fused quantization of the output", None)
         if kv_cache is not self._blocks:
-            self._blocks, self._views = kv_cache, block_views(kv_cache, self._layout)
+            self._blocks, self._views = kv_cache, self._view(kv_cache)
         step, tokens = attn_metadata, attn_metadata.num_tokens
         prepared = step.prepared[self._group]
         if not self._layer.shared and key is not None and value is not None:

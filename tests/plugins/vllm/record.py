@@ -35,7 +35,6 @@ class Recorder:
             self.groups.append(
                 {"spec": type(spec).__name__, "fields": told, "bytes": spec.page_size_bytes, "layers": list(names)}
             )
-            self.all = list(config.compilation_config.static_forward_context)
             self.limits = (config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens)
             bind(builder, spec, names, config, device)
 
@@ -68,8 +67,11 @@ class Recorder:
         for owner, name, original in self.undo:
             setattr(owner, name, original)
         context = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-        blocks = {n: {"shape": list(m.kv_cache.shape), "stride": list(m.kv_cache.stride())} for n, m in context.items()}
-        named = [{"name": n, "arguments": a, "blocks": blocks[n]} for n, a in zip(self.all, self.layers, strict=True)]
+        served = {n: m.kv_cache for n, m in context.items() if hasattr(m, "impl")}
+        named = [
+            {"name": n, "arguments": a, "blocks": {"shape": list(c.shape), "stride": list(c.stride())}}
+            for (n, c), a in zip(served.items(), self.layers, strict=True)
+        ]
         return {"limits": self.limits, "layers": named, "groups": self.groups, "steps": self.steps}
 
 

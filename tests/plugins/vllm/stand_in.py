@@ -91,6 +91,7 @@ class FullAttentionSpec:
     head_size: int
     dtype: torch.dtype
     head_size_v: int
+    sliding_window: int | None = None
 
     @property
     def page_size_bytes(self):
@@ -99,7 +100,7 @@ class FullAttentionSpec:
 
 @dataclass(frozen=True)
 class SlidingWindowSpec(FullAttentionSpec):
-    sliding_window: int = 0
+    pass
 
 
 @dataclass(frozen=True)

@@ -150,4 +150,4 @@ def test_one_line_of_the_log_names_backend_and_layout(bridge, caplog):
     for i in range(3):
         config.add(f"model.layers.{i}.attn", bridge.layer.KvcoreLayer, **LAYER)
     build(bridge, config, spec(bridge))
-    assert caplog.messages == ["kvcore's backend torch serves 3 layers (full): layout hnd, blocks of 16 tokens"]
+    assert caplog.messages == ["kvcore's backend torch serves 3 layers: layout hnd in blocks of 16 tokens"]
