@@ -1,8 +1,4 @@
-"""Steps that a real vLLM made, written down by `record.py`: what the adapter answers is dense attention over slots.
-
-The oracle is vLLM's meaning of tables and slots: position j of sequence s lies in slot
-``block_table[s][j // P] * P + j % P`` of its group. A dictionary of slots is its whole cache.
-"""
+"""Steps that a real vLLM made, written down by `record.py`: what the adapter answers is dense attention over slots."""
 
 import json
 from pathlib import Path
@@ -10,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from plugins.vllm.slots import dense
 
 from kvcore.backend import IntegrityError
 
@@ -82,29 +79,6 @@ class Replay:
             want = dense(q.double(), told, self.slots[name], given, builder.kv_cache_spec.block_size)
             worst.append((out - want).abs().flatten())
         return float(torch.cat(worst).max())
-
-
-def dense(q_THD, told, slots, given, block_size):
-    """Softmax attention of every query, key by key from the slots."""
-    starts, rows = told["query_start_loc"], []
-    for s, length in enumerate(told["seq_lens"]):
-        first = length - (starts[s + 1] - starts[s])
-        for i in range(first, length):
-            window = given.get("sliding_window")
-            begin = 0 if window is None else max(0, i - window + 1)
-            where = [told["block_table"][s][j // block_size] * block_size + j % block_size for j in range(begin, i + 1)]
-            k_jKD, v_jKD = (torch.stack([slots[x][n] for x in where]) for n in (0, 1))
-            shared = given["num_heads"] // given["num_kv_heads"]
-            q_HD = q_THD[starts[s] + i - first]
-            scores_Hj = torch.einsum("hd,jhd->hj", q_HD, k_jKD.repeat_interleave(shared, 1)) * given["scale"]
-            if given.get("logits_soft_cap"):
-                scores_Hj = given["logits_soft_cap"] * torch.tanh(scores_Hj / given["logits_soft_cap"])
-            sinks = given.get("sinks")
-            if sinks is not None:
-                scores_Hj = torch.cat([scores_Hj, sinks.double()[:, None]], dim=1)
-            weights_Hj = scores_Hj.softmax(-1)[:, : len(where)]
-            rows.append(torch.einsum("hj,jhd->hd", weights_Hj, v_jKD.repeat_interleave(shared, 1)))
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("name", RUNS)
