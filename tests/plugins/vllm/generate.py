@@ -17,20 +17,21 @@ import traceback
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-LIMITS = {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+LIMITS = {"max_model_len": 1024, "max_num_seqs": 16, "max_num_batched_tokens": 256}
 FIXED = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "enable_prefix_caching": True}
 
 
-class Lines(logging.Handler):
-    """What kvcore says in vLLM's log."""
+class Lines(logging.Filter):
+    """What kvcore says in vLLM's log. A filter: vLLM takes handlers away when it sets up its own."""
 
     def __init__(self):
         super().__init__()
         self.lines = []
-        logging.getLogger("vllm.kvcore").addHandler(self)
+        logging.getLogger("vllm.kvcore").addFilter(self)
 
-    def emit(self, record):
+    def filter(self, record):
         self.lines.append(record.getMessage())
+        return True
 
 
 def serve(job):
@@ -68,7 +69,7 @@ def serve(job):
     }
     if recorder is not None:
         result["record"] = recorder.written(llm)
-    logging.getLogger("vllm.kvcore").removeHandler(said)
+    logging.getLogger("vllm.kvcore").removeFilter(said)
     del llm, config, layers
     return result
 
