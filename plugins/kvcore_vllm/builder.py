@@ -84,9 +84,9 @@ def _layer_of(module: Any, cache_id: CacheId, query: AttentionQuery, device: tor
     """A layer with its own tensors; the weights are loaded by now."""
     impl: KvcoreLayer = module.impl
     own = {}
-    if query.alibi:
+    if impl.alibi_slopes is not None:
         own["alibi_slopes"] = torch.tensor(impl.alibi_slopes, dtype=torch.float32, device=device)
-    if query.sinks:
+    if impl.sinks is not None:
         own["sinks"] = impl.sinks.detach().float()
     if query.quant is not None:
         own |= {"k_scale": module._k_scale.float(), "v_scale": module._v_scale.float()}
