@@ -71,15 +71,15 @@ class PagedCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, model: torch.nn.Module, paged: kvcore.cache.PagedCache) -> None:
-        count = model.config.get_text_config(decoder=True).num_hidden_layers  # type: ignore[union-attr, operator]
+        count = model.config.get_text_config(decoder=True).num_hidden_layers  # type: ignore[union-attr,operator]
         super().__init__(layers=[PagedLayer(self) for _ in range(int(count))])
         self.model, self.paged = model, paged
         self._sequences = Sequences(paged)
         self._seen = np.zeros((0, 0), np.bool_)
         self._pass: ForwardPass | None = None
         self._broken = False
-        configs = [module.config for module in model.modules() if hasattr(module, "config")]
-        self._configs = list({id(config): config for config in configs}.values())
+        configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+        self._configs: list[Any] = list({id(config): config for config in configs}.values())
         self._before: list[str | None] = []
         attach(model, PagedCache)
 

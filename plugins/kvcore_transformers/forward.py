@@ -107,7 +107,7 @@ class ForwardPass:
 
     def _padded(self, out_THD: torch.Tensor) -> torch.Tensor:
         if self._all:
-            return out_THD.unflatten(0, self.shape)
+            return out_THD.view(*self.shape, *out_THD.shape[1:])
         lanes, columns, places = self._given
         padded = out_THD.new_zeros(*self.shape, *out_THD.shape[1:])
         padded[lanes, columns] = out_THD[places]

@@ -27,14 +27,12 @@ def attach(model: torch.nn.Module, kind: type[PagedCache]) -> None:
         _ATTACHED.add(model)
 
 
-def _before(
-    kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs
-) -> tuple[tuple[Any, ...], Kwargs] | None:
+def _before(kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
     # A compiler that traces this line finds True; what it cannot trace, the call, it hands that value.
     return _begin(kind, module, args, kwargs, compiled=torch.compiler.is_compiling())
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _begin(
     kind: type[PagedCache], module: torch.nn.Module, args: tuple[Any, ...], kwargs: Kwargs, *, compiled: bool
 ) -> tuple[tuple[Any, ...], Kwargs] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count, groupby
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ Tokens = npt.NDArray[np.int64]
 _SALTS = count()
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """A request's part of a step.
 
     Attributes:
@@ -85,7 +86,7 @@ class Sequences:
         step = manager.begin_step()
         for running, some in groupby(parts, key=lambda part: bool(admitted[part.row])):
             if running:
-                rows, _, _, counts = zip(*some, strict=True)
+                rows, counts = zip(*((part.row, part.count) for part in some), strict=True)
                 step.add(np.array(rows), np.array(counts))
             else:
                 for part in some:
