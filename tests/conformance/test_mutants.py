@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
-from conformance.mutants.matrix import COMMAND, PAGE, REPORTS, first_kill, killing_levels, page, recorded
+from conformance.mutants.kills import first_kill, killing_levels, recorded
 from conformance.mutants.mutant import below, load
+from conformance.mutants.pages import COMMAND, REPORTS, pages
 from conformance.mutants.table import MUTANTS
 
 from kvcore.testing import cover, run
@@ -66,11 +67,11 @@ def test_no_level_can_be_left_out(level, folder):
     mutant = BY_NAME[ALONE[level]]
     assert mutant.level == level
     others = tuple(n for n in LEVELS if n != level)
-    spec = load(f"left_out_{mutant.name}", {mutant.file: mutant.source()}, folder, mutant.victim)
+    spec = mutant.spec(folder, "left_out")
     assert killing_levels(spec, "quick", others, cover) == []
 
 
-def test_every_axis_of_size_kills_what_nothing_else_kills():
+def test_every_axis_of_size_kills_what_nothing_smaller_kills():
     """At least two faults an axis; that nothing smaller notices them is shown in the long run."""
     axes = Counter(m.past[0] for m in MUTANTS if m.past)
     assert set(axes) == {*BOUNDS, "gqa", "head_dim"}
@@ -81,7 +82,7 @@ def test_every_axis_of_size_kills_what_nothing_else_kills():
 @pytest.mark.parametrize("name", [m.name for m in MUTANTS if m.past])
 def test_nothing_smaller_notices(name, folder):
     mutant = BY_NAME[name]
-    spec = load(f"below_{name}", {mutant.file: mutant.source()}, folder, mutant.victim)
+    spec = mutant.spec(folder, "below")
     results = run(spec, below(mutant.past), probe_refused=False)
     assert [r.case.id for r in results if r.outcome == "failed"] == []
 
@@ -95,8 +96,9 @@ def test_the_matrix():
     assert all(kills[name]["levels"] == [level] for level, name in ALONE.items())
 
 
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text() == page(recorded()), f"run `{COMMAND}`, or with the names of what changed"
+def test_the_pages_are_up_to_date():
+    for path, text in pages(recorded()).items():
+        assert path.read_text() == text, f"run `{COMMAND} -`, or with the names of mutants that are new"
 
 
 @pytest.mark.long
@@ -104,7 +106,7 @@ def test_the_page_is_up_to_date():
 def test_levels_that_kill(name, folder):
     """The whole row of the matrix; for the mutants of ALONE, by the cases of level full too."""
     mutant = BY_NAME[name]
-    spec = load(f"whole_{name}", {mutant.file: mutant.source()}, folder, mutant.victim)
+    spec = mutant.spec(folder, "whole")
     others = tuple(n for n in LEVELS if n != mutant.level)
     tier = "full" if name in ALONE.values() else "quick"
     assert killing_levels(spec, tier, others) == [n for n in recorded()[name]["levels"] if n in others]

@@ -8,7 +8,7 @@ from conformance.mutants.table import MUTANTS
 from support.fresh import pasted
 
 from kvcore.registry.registry import Registry
-from kvcore.testing import Case, CellResult, Seq, all_cases, conform, run
+from kvcore.testing import Case, CellResult, Seq, all_cases, conform, cover, run
 from kvcore.testing.report.html import page
 from kvcore.testing.report.reproducer import script
 from kvcore.testing.report.reproduction import REPEATS, Reproduction, reproduce, shortest
@@ -40,8 +40,8 @@ def fails_again(scripts, folder):
 
 @pytest.mark.parametrize("mutant", TEN, ids=lambda m: m.name)
 def test_every_failure_of_its_level_does(mutant, tmp_path):
-    spec = load(f"pasted_{mutant.name}", {mutant.file: mutant.source()}, tmp_path)
-    cases = mutant.selected()[:40] + [c for c in all_cases("fast") if c.level != "L0"]
+    spec = mutant.spec(tmp_path, "pasted")
+    cases = mutant.selected()[:12] + [c for c in cover(all_cases(), 2_000) if c.level != "L0"]
     failed = [r for r in run(spec, cases, probe_refused=False) if r.outcome == "failed"]
     assert failed
     assert fails_again({r.case.id: script(r, spec=spec) for r in failed}, tmp_path) == {}
@@ -50,7 +50,7 @@ def test_every_failure_of_its_level_does(mutant, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", TEN, ids=lambda m: m.name)
 def test_every_failure_does(mutant, tmp_path):
-    spec = load(f"wholly_pasted_{mutant.name}", {mutant.file: mutant.source()}, tmp_path)
+    spec = mutant.spec(tmp_path, "wholly_pasted")
     registry = Registry()
     registry.backends[spec.name] = spec
     done = conform(spec.name, registry=registry)
@@ -79,7 +79,7 @@ def test_a_fault_of_the_shared_instance_brings_its_cases(third_step, tmp_path):
 def test_the_page_shows_the_script_of_every_failure(third_step):
     registry = Registry()
     registry.backends[third_step.name] = third_step
-    done = conform(third_step.name, registry=registry, where={"phase": "decode", "mask": "window"})
+    done = conform(third_step.name, registry=registry, where={"phase": "decode", "mask": "window", "window": "P+1"})
     shown = page(done)
     assert done.failed
     for i, result in enumerate(done.failed):

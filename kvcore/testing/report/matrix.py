@@ -59,12 +59,12 @@ def by_cell(results: Sequence[CellResult]) -> dict[tuple[str, str, str], list[Ce
         for name, value in features.items():
             found.setdefault((name, shown(value), result.backend), []).append(result)
     order = {name: i for i, name in enumerate((LEVEL, *AXES))}
-    return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], _natural(item[0][1]))))
+    return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], natural(item[0][1]))))
 
 
 def is_size(values: Sequence[str]) -> bool:
     """Whether an axis is a size: most of its values are numbers, or ranges of them."""
-    return 2 * sum(_natural(v)[0] == 0 for v in values) > len(values)
+    return 2 * sum(natural(v)[0] == 0 for v in values) > len(values)
 
 
 def _cell(feature: str, value: str, backend: str, results: Sequence[CellResult]) -> MatrixCell:
@@ -79,7 +79,7 @@ def shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _natural(text: str) -> tuple[int, float, str]:
+def natural(text: str) -> tuple[int, float, str]:
     """Numbers and ranges by where they begin, then words."""
     begins = re.match(r"[0-9]+(\.[0-9]+)?", text)
     return (1, 0.0, text) if begins is None else (0, float(begins[0]), text)

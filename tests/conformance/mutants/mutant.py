@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from textwrap import indent
+from types import ModuleType
 
 from kvcore.attention.declaration import BackendSpec
 from kvcore.testing import Case, all_cases
+from kvcore.testing.cases.base import here
+from kvcore.testing.cases.option_sets import under_options
+from kvcore.testing.cases.planning import Target
 
 HERE = Path(__file__).parent
 
@@ -63,13 +67,18 @@ class Mutant:
         lines[self.line] = indent(self.new, text[: len(text) - len(text.lstrip())])
         return "\n".join(lines) + "\n"
 
-    def spec(self, folder: Path) -> type[BackendSpec]:
-        """Its declaration, imported from a package of its own below `folder`."""
-        return load(f"mutant_{self.name}", {self.file: self.source()}, folder, self.victim)
+    def spec(self, folder: Path, prefix: str = "mutant") -> type[BackendSpec]:
+        """Its declaration, imported from a package of its own below `folder`.
+
+        Args:
+            folder: Where the package is written.
+            prefix: Begins the package's name; a process imports a name once.
+        """
+        return load(f"{prefix}_{self.name}", {self.file: self.source()}, folder, self.victim)
 
     def selected(self) -> list[Case]:
         """The cases of its level that touch what is broken."""
-        known = catalogue()
+        known = catalogue(self.victim)
         found = [c for start in self.cases for c in known if c.id.startswith(f"{self.level}.{start}")]
         return list(dict.fromkeys(found))
 
@@ -81,9 +90,10 @@ def below(past: tuple[str, int]) -> list[Case]:
 
 
 @cache
-def catalogue() -> tuple[Case, ...]:
-    """Every case of the kit, those of level full included."""
-    return tuple(all_cases("full"))
+def catalogue(victim: str = "victim") -> tuple[Case, ...]:
+    """Every case of the kit, those of level full included, and those under the options that a victim names."""
+    spec = declared(importlib.import_module(f"{__package__}.{victim}.spec"))
+    return (*all_cases("full"), *under_options(Target(spec, spec.Config(), here()), "quick"))
 
 
 def load(package: str, changed: dict[str, str], folder: Path, victim: str = "victim") -> type[BackendSpec]:
@@ -102,6 +112,10 @@ def load(package: str, changed: dict[str, str], folder: Path, victim: str = "vic
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     importlib.invalidate_caches()
-    module = importlib.import_module(f"{package}.spec")
-    declared = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, BackendSpec)]
-    return next(x for x in declared if x.__module__ == module.__name__)
+    return declared(importlib.import_module(f"{package}.spec"))
+
+
+def declared(module: ModuleType) -> type[BackendSpec]:
+    """The declaration that a module holds."""
+    found = [x for x in vars(module).values() if isinstance(x, type) and issubclass(x, BackendSpec)]
+    return next(x for x in found if x.__module__ == module.__name__)
