@@ -8,8 +8,6 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
-
 from kvcore.attention.declaration import DeviceFacts
 from kvcore.attention.device import gpu_facts
 from kvcore.config.schema import DeviceKeys
@@ -60,6 +58,8 @@ def device_facts(keys: DeviceKeys, *, ask_torch: bool = False) -> DeviceFacts:
 
 
 def _cpu() -> DeviceFacts:
+    import psutil  # late: a plan for another device needs it not
+
     return DeviceFacts("cpu", _cpu_name(), memory_bytes=int(psutil.virtual_memory().total))
 
 
