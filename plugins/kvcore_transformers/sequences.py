@@ -131,7 +131,7 @@ class Sequences:
             end, known = fed + len(own), int(requests.known[row])
             if end > known:
                 self.manager.extend(row, own[known - fed :].tolist())
-            start = self.manager.num_computed(row) if requests.admitted[row] else self.manager.lookup(row)
+            start = int(requests.computed[row]) if requests.admitted[row] else self.manager.lookup(row)
             if start >= end:
                 raise NotBuiltError(
                     "a sequence of this pass is in the cache as a whole, so that its last token would not be computed",
