@@ -9,7 +9,8 @@ from kvcore.errors import LayoutError
 from kvcore.plan.capacity import Capacity, Limits
 from kvcore.plan.config import ARENA_ALIGNMENT, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, Placement
 from kvcore.plan.groups import CacheClass, ChosenClass, choose
-from kvcore.plan.placement import GroupPlace, PackedPlacement, SlotsPlacement, packed, slots
+from kvcore.plan.packing import PackedPlacement, packings
+from kvcore.plan.placement import GroupPlace, SlotsPlacement, slots
 from kvcore.spec.dtypes import round_up
 
 Draft = SlotsPlacement | PackedPlacement
@@ -18,7 +19,7 @@ Draft = SlotsPlacement | PackedPlacement
 REFERENCE_BYTES = 64 << 30
 REFERENCE_SEQUENCES = 4
 # The lengths at which they are compared.
-LENGTHS = tuple(2**i for i in range(10, 21, 2))
+LENGTHS = tuple(2**i for i in range(10, 23, 2))
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,23 @@ class Asked:
 def draft(members: Sequence[CacheClass], limits: Limits, asked: Asked) -> tuple[Draft, tuple[Considered, ...]]:
     """The placement asked for; for ``auto``, `slots` unless `packed` holds more sequences of some length.
 
-    All lengths are asked, not the planned one: what one sequence needs could fall as it grows, if the placement changed
-    on the way. Where both hold the same, `slots` is taken: the pages of a layer are neighbours, and nothing is left
-    over in a large page.
+    All lengths are asked, not the planned one: what one sequence needs could fall as it grows, if the placement, or the
+    cut of the large pages, changed on the way. Where both hold the same, `slots` is taken: the pages of a layer are
+    neighbours, and nothing is left over in a large page.
 
     Raises:
         LayoutError: The placement asked for cannot be had, or neither can.
     """
     made: dict[Placement, Draft | LayoutError] = {}
+    rival = _Rival(members, limits, asked)
     for placement in _possible(asked.placement):
         problem = _problem(members, asked) if asked.placement == "auto" and placement == "packed" else None
-        made[placement] = problem or _draft(members, limits, asked, placement)
+        made[placement] = problem or (_slots(members, limits, asked) if placement == "slots" else rival.packed())
     good = {name: d for name, d in made.items() if not isinstance(d, LayoutError)}
     if not good:
         raise next(d for d in made.values() if isinstance(d, LayoutError))
     best: Placement = "slots" if "slots" in good else "packed"
-    if len(good) > 1 and any(_packed_holds_more(members, replace(limits, max_model_len=n), asked) for n in LENGTHS):
+    if len(good) > 1 and rival.holds_more(good["packed"]):
         best = "packed"
     spent = _reference(good.values(), limits)
     considered = tuple(
@@ -87,12 +89,37 @@ def draft(members: Sequence[CacheClass], limits: Limits, asked: Asked) -> tuple[
     return good[best], considered
 
 
-def _packed_holds_more(members: Sequence[CacheClass], limits: Limits, asked: Asked) -> bool:
-    drafts = [_draft(members, limits, asked, placement) for placement in ("slots", "packed")]
-    good = [d for d in drafts if not isinstance(d, LayoutError)]
-    spent = _reference(good, limits)
-    slots, packed = (_sequences(d, limits, spent) for d in good)
-    return packed > slots
+class _Rival:
+    """What `slots` holds at each of `LENGTHS`, beside which a packed draft has to stand."""
+
+    def __init__(self, members: Sequence[CacheClass], limits: Limits, asked: Asked) -> None:
+        self._members, self._asked = members, asked
+        self._limits = [replace(limits, max_model_len=n) for n in LENGTHS]
+        self._slots: dict[int, Draft | LayoutError] = {}
+
+    def packed(self) -> Draft | LayoutError:
+        """The cheapest packing that nowhere holds fewer sequences than `slots`, or the cheapest of all."""
+        try:
+            chosen = choose(self._members, self._asked.block_size, "packed", self._asked.block_size_by_kind)
+        except LayoutError as error:
+            return error
+        drafts = packings(chosen)
+        if len(drafts) == 1:
+            return drafts[0]
+        return next((d for d in drafts if all(self._gain(d, n) >= 0 for n in self._limits)), drafts[0])
+
+    def holds_more(self, packed: Draft) -> bool:
+        """Whether it holds more sequences at some length."""
+        return any(self._gain(packed, n) > 0 for n in self._limits)
+
+    def _gain(self, packed: Draft, limits: Limits) -> float:
+        slots = self._slots.get(limits.max_model_len)
+        if slots is None:
+            slots = self._slots[limits.max_model_len] = _slots(self._members, limits, self._asked)
+        if isinstance(slots, LayoutError):
+            return 1.0
+        spent = _reference((packed, slots), limits)
+        return _sequences(packed, limits, spent) - _sequences(slots, limits, spent)
 
 
 def _reference(drafts: Iterable[Draft], limits: Limits) -> int:
@@ -119,12 +146,11 @@ def _problem(members: Sequence[CacheClass], asked: Asked) -> LayoutError | None:
     return None
 
 
-def _draft(members: Sequence[CacheClass], limits: Limits, asked: Asked, placement: Placement) -> Draft | LayoutError:
+def _slots(members: Sequence[CacheClass], limits: Limits, asked: Asked) -> Draft | LayoutError:
     try:
-        chosen = choose(members, asked.block_size, placement, asked.block_size_by_kind)
+        return slots(choose(members, asked.block_size, "slots", asked.block_size_by_kind), limits)
     except LayoutError as error:
         return error
-    return packed(chosen) if placement == "packed" else slots(chosen, limits)
 
 
 def _needed(made: Draft, limits: Limits) -> int:

@@ -1,9 +1,9 @@
-"""Where pages lie in the raw bytes: `slots` (layer-major, shared tensors) or `packed` (many rulers).
+"""Where pages lie in the raw bytes under `slots`: layer-major, in tensors that the groups share; see also `packing`.
 
-slots, group width 2: L0, L2 full; L1, L3 window        packed: large pages of M bytes
-  tensor 0  | block 0 | block 1 | ...  L0 and L1          group full    | 0  | 1  | 2  | 3  | ..
-  tensor 1  | block 0 | block 1 | ...  L2 and L3          group window  |  0   |  1   |  2  | ..
-A block id belongs to one group at a time.              A large page belongs to one group at a time.
+group width 2: L0, L2 full; L1, L3 window
+  tensor 0  | block 0 | block 1 | ...  L0 and L1
+  tensor 1  | block 0 | block 1 | ...  L2 and L3
+A block id belongs to one group at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from math import lcm
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import slots_bytes
 from kvcore.plan.groups import ChosenClass
-from kvcore.plan.rulers import rulers
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.dtypes import ceil_div, round_up
 
@@ -28,8 +27,6 @@ GROUP_OVERHEAD = 1 / 45
 MOST_GROUPS = 8
 # The lengths at which widths are compared before one is chosen for the length that is planned.
 LADDER = tuple(2**i for i in range(6, 21, 2))
-# Fractions of the largest block into which the groups of a packed plan may be cut.
-PARTS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -159,48 +156,3 @@ class SlotsCost:
             pages.append((ceil_div(length, parts), page))
             blocks += count * parts * retention.blocks_for_step(limits.max_model_len, scheduled, size)
         return blocks * sum(count * stride for count, stride in _strides(pages, self._unit))
-
-
-@dataclass(frozen=True)
-class PackedPlacement:
-    """One arena measured with one ruler a group.
-
-    Attributes:
-        groups: One KV group for each class, or for each part of one.
-        large_page_bytes: M.
-        rulers: a_g, blocks of each group in a large page.
-        cost: Relative: 1 for an arena and a step that lose nothing.
-    """
-
-    groups: tuple[GroupPlace, ...]
-    large_page_bytes: int
-    rulers: tuple[int, ...]
-    cost: float
-
-    def units(self, memory_bytes: int) -> int:
-        """Large pages that fit in `memory_bytes`."""
-        return memory_bytes // self.large_page_bytes
-
-    def block_stride(self, group: int) -> int:
-        """Bytes of one block of a group, padding included."""
-        return self.large_page_bytes // self.rulers[group]
-
-
-def packed(chosen: Sequence[ChosenClass]) -> PackedPlacement:
-    """One KV group a class, cut out of large pages, or more groups where one class asks for huge pages."""
-    # Ties go to fewer groups.
-    return min((packed_in_parts(chosen, parts) for parts in PARTS), key=lambda p: p.cost)
-
-
-def packed_in_parts(chosen: Sequence[ChosenClass], parts: int) -> PackedPlacement:
-    """Packed, with the classes whose block passes 1 / `parts` of the largest one cut into groups of fewer layers."""
-    largest = max(c.page_bytes * len(c.members.cache_ids) for c in chosen)
-    groups = []
-    for c in chosen:
-        ids = c.members.cache_ids
-        pieces = min(len(ids), ceil_div(c.page_bytes * len(ids) * parts, largest))
-        bounds = [i * len(ids) // pieces for i in range(pieces + 1)]
-        groups += [GroupPlace(c, ids[a:b]) for a, b in pairwise(bounds)]
-    cut = rulers([g.chosen.page_bytes * len(g.cache_ids) for g in groups], [g.chosen.stride_unit for g in groups])
-    cost = (1 + cut.cost) * (1 + GROUP_OVERHEAD * (len(groups) - 1))
-    return PackedPlacement(tuple(groups), cut.large_page_bytes, cut.counts, cost)

@@ -108,15 +108,25 @@ def test_machine(config_of):
     hypothesis_machine(config_of, 200)  # of 50 steps: 10,000
 
 
+def test_machine_of_large_pages(packed_config_of):
+    hypothesis_machine(packed_config_of, 100)
+
+
 @pytest.mark.long
-def test_machine_long(config_of):
+def test_machine_long(config_of, packed_config_of):
     hypothesis_machine(config_of, 20_000)  # 10**6 steps
+    hypothesis_machine(packed_config_of, 20_000)
 
 
 def test_ten_thousand_random_steps(config_of):
     soak(config_of, 10_000)
 
 
+def test_ten_thousand_random_steps_on_large_pages(packed_config_of):
+    soak(packed_config_of, 10_000)
+
+
 @pytest.mark.long
-def test_a_million_random_steps(config_of):
+def test_a_million_random_steps(config_of, packed_config_of):
     soak(config_of, 1_000_000)
+    soak(packed_config_of, 1_000_000)

@@ -23,6 +23,9 @@ def content(before: int, token: int) -> int:
     return hash((before, token))
 
 
+Block = tuple[int, int]  # group, or 0 where all groups share one numbering, and id
+
+
 @dataclass
 class Person:
     """A request of the model. `truth` runs ahead of `known` by tokens that steps in flight will sample."""
@@ -49,24 +52,40 @@ class Person:
 
 
 class World:
-    """One manager, the model beside it, and what a scheduler may do to both."""
+    """One manager, the model beside it, and what a scheduler may do to both.
+
+    A block is told by (group, id) under `packed`, where each group numbers its own, and by its id alone under `slots`.
+    """
 
     def __init__(self, config_of, rng: random.Random) -> None:
         count = rng.randint(1, 4)
         self.groups = [(rng.choice(RETENTIONS), rng.choice((1, 2, 3, 4, 6))) for _ in range(count)]
         self.total = rng.choice((8, 15, 30, 60))
         self.caching = rng.random() < 0.9
-        self.manager = NamedManager(
-            config_of(self.groups, self.total + 1), prefix_caching=self.caching, explain=True, explain_history=4
-        )
+        config = config_of(self.groups, self.total + 1)
+        self.cuts = [g.blocks_per_large_page for g in config.kv_cache_groups]  # 0 under `slots`
+        self.manager = NamedManager(config, prefix_caching=self.caching, explain=True, explain_history=4)
         self.people: dict[str, Person] = {}
         self.preempted: list[tuple[str, Person]] = []
         self.names = 0
-        self.slots: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (content, step)
-        self.last_reader: dict[int, int] = {}
+        self.slots: dict[tuple[Block, int], tuple[int, int]] = {}  # (block, offset) -> (content, step)
+        self.last_reader: dict[Block, int] = {}
         self.in_flight: dict[int, list[tuple[str, Person, int]]] = {}
         self.step = self.committed = self.retired = 0
         self.seen = {"hit": 0, "copy": 0, "evict": 0, "refused": 0, "two in flight": 0, "revived": 0}
+
+    def block(self, group: int, number: int) -> Block:
+        return (group if self.cuts[group] else 0), number
+
+    def sharing(self, group: int, number: int) -> set[Block]:
+        """The blocks that lose what they hold with this one: under `packed` those of other groups in its page."""
+        if not (cut := self.cuts[group]):
+            return {(0, number)}
+        page, mine = number // cut, {(group, number)}
+        for other, count in enumerate(self.cuts):
+            if other != group:
+                mine |= {(other, b) for b in range(page * count, (page + 1) * count)}
+        return mine
 
     # ---- what happens
 
@@ -127,7 +146,7 @@ class World:
                 with pytest.raises(RequestError):
                     step.try_add(ScheduledRequest(ask.request_id, person.known + 100))
             assert step.try_add(ask) == 0
-            assert step.taken <= self.manager.stats()["blocks_free"]
+            assert step.step.short == 0
             with pytest.raises(RequestError):
                 step.try_add(asks[rng.randint(0, i)])
         return step
@@ -139,19 +158,24 @@ class World:
 
     def hand_out(self, given: Given) -> None:
         held = self.still_needed()
-        fresh = [block for _, block in given.new_blocks]
+        fresh = [self.block(*new) for new in given.new_blocks]
         assert len(set(fresh)) == len(fresh)
-        for block in fresh:
-            assert 1 <= block <= self.total
-            assert block not in held, "a block in use was handed out"
-            assert self.last_reader.get(block, 0) <= self.retired, "handed out before its step retired"
+        lost: set[Block] = set()
+        for group, number in given.new_blocks:
+            cut = self.cuts[group] or 1
+            assert cut <= number < cut * (self.total + 1)
+            for block in self.sharing(group, number):
+                assert block not in held, "a block in use was handed out"
+                assert self.last_reader.get(block, 0) <= self.retired, "handed out before its step retired"
+                lost.add(block)
         # The copies read their sources before any fresh block may lose what it held.
         moved = {}
         for group, source, target in given.copies:
             assert (group, target) in given.new_blocks
-            moved[target] = {o: self.slots[source, o] for o in range(64) if (source, o) in self.slots}
-            self.last_reader[source] = self.step
-        for block in fresh:
+            old, new = self.block(group, source), self.block(group, target)
+            moved[new] = {o: self.slots[old, o] for o in range(64) if (old, o) in self.slots}
+            self.last_reader[old] = self.step
+        for block in lost:
             for offset in range(64):
                 self.slots.pop((block, offset), None)
         for target, slots in moved.items():
@@ -159,12 +183,12 @@ class World:
         self.seen["copy"] += len(given.copies)
         self.seen["two in flight"] += len(self.in_flight) > 0
 
-    def still_needed(self) -> set[int]:
+    def still_needed(self) -> set[Block]:
         """Blocks with tokens that a live request will read in its next step."""
         return {
-            ids[j // size - first]
+            self.block(g, ids[j // size - first])
             for person in self.people.values()
-            for (retention, size), (first, ids) in zip(self.groups, person.view, strict=False)
+            for g, ((retention, size), (first, ids)) in enumerate(zip(self.groups, person.view, strict=False))
             for j in range(retention.first_needed(person.computed), person.computed)
         }
 
@@ -187,8 +211,8 @@ class World:
                 first, ids = person.rows[g]
                 assert len(ids) <= retention.blocks_for_step(end, ask.num_scheduled, size)
                 for i in range(start, end):
-                    self.slots[ids[i // size - first], i % size] = (person.value(i, rng), self.step)
-                self.last_reader.update(dict.fromkeys(ids, self.step))
+                    self.slots[self.block(g, ids[i // size - first]), i % size] = (person.value(i, rng), self.step)
+                self.last_reader.update(dict.fromkeys([self.block(g, b) for b in ids], self.step))
             person.admitted, person.computed = True, end
             members.append((name, person, end))
             person.view = person.rows
@@ -198,7 +222,7 @@ class World:
             for g, (retention, size) in enumerate(self.groups):
                 first, ids = person.rows[g]
                 for j in range(retention.first_needed(start), end):
-                    value, _ = self.slots[ids[j // size - first], j % size]
+                    value, _ = self.slots[self.block(g, ids[j // size - first]), j % size]
                     assert value == person.value(j, rng), f"{name} reads what is not its own at token {j}"
         self.in_flight[self.step] = members
 
@@ -207,7 +231,7 @@ class World:
             assert hit % size == 0
             first, ids = person.rows[g]
             for j in range(retention.first_needed(hit) if hit else 0, hit):
-                value, step = self.slots[ids[j // size - first], j % size]
+                value, step = self.slots[self.block(g, ids[j // size - first]), j % size]
                 assert value == person.value(j, rng), "a hit on the content of other tokens"
                 assert step <= self.committed, "a hit on what was not committed"
 
@@ -308,10 +332,13 @@ class World:
             assert self.manager.num_computed(name) == person.computed
             for g in range(len(self.groups)):
                 for block in self.manager.table(name, g)[1]:
-                    assert block != 0
-                    assert owner.setdefault(block, g) == g, "a block in two groups"
+                    cut = self.cuts[g] or 1
+                    assert block >= cut
+                    assert owner.setdefault(block // cut, g) == g, "a block, or large page, in two groups"
         stats = self.manager.stats()
-        assert stats["blocks_used"] + stats["blocks_pending"] + stats["blocks_free"] == self.total
+        # A large page with pending blocks is in use.
+        pending = 0 if any(self.cuts) else stats["blocks_pending"]
+        assert stats["blocks_used"] + pending + stats["blocks_free"] == self.total
         assert stats["blocks_used"] >= len(owner)
         self.seen["evict"] = stats["evictions"]
 
