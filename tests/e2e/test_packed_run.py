@@ -39,9 +39,9 @@ def test_full_and_window_layers_say_the_same(name: str, tmp_path_factory) -> Non
             llm.core.add_request(
                 f"r{i}",
                 [1 + (7 * i + j) % 200 for j in range(8 + 5 * i)],
-                SamplingParams(max_tokens=20, ignore_eos=True),
+                SamplingParams(max_tokens=12, ignore_eos=True),
             )
-            for i in range(10)
+            for i in range(8)
         ]
         while any(r.finish_reason is None for r in requests):
             llm.core.step()
