@@ -118,6 +118,7 @@ def _text(built: Built, document: dict[str, Any]) -> str:
             "",
         ]
     rate, total = stats["prefix_hit_rate"], stats["total_blocks"]
+    unit = "large pages " if plan["placement"] == "packed" else ""
     share = stats["peak_blocks"] / total if total else 0.0
     lines += [
         f"model     {built.model}, {facts.num_layers} layers, {facts.dtype}, on {document['device']}",
@@ -133,7 +134,7 @@ def _text(built: Built, document: dict[str, Any]) -> str:
             f"layout {group['layout']}, blocks of {group['block_size']} tokens"
         )
     lines += [
-        f"blocks    {stats['peak_blocks']} of {total} in use at the peak ({share:.1%}); "
+        f"blocks    {stats['peak_blocks']} of {total} {unit}in use at the peak ({share:.1%}); "
         f"{stats['copied_blocks']} copied on write; {stats['preemptions']} preemptions",
         f"prefixes  {rate:.1%} of the prompt tokens came from the prefix cache",
         f"speed     {stats['prompt_tokens']} prompt and {stats['output_tokens']} output tokens "

@@ -156,8 +156,9 @@ class Scheduler(Roster):
                     self._preempt(alone)
                     self._go_alone(alone)
                     continue
+                unit = "large pages" if self.manager.large_pages else "blocks"
                 error = CapacityError(
-                    f"request {alone.title} alone needs {step.short} blocks more than there are",
+                    f"request {alone.title} alone needs {step.short} {unit} more than there are",
                     field="cache.memory",
                     got=f"{len(alone.tokens)} tokens",
                     remedy="raise cache.memory or lower engine.max_model_len",

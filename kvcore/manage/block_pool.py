@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class BlockPool:
     Attributes:
         first: By group, the number of its first id; None where all groups share one numbering.
         on_release: Called with blocks that nobody holds any more, where anybody wants to know.
+        unit: What `num_free` and `missing` count.
         refs: int32, holders of each id; read only.
         retired: The last step known to be done.
         evictions: Cached blocks that were handed out.
@@ -47,6 +49,7 @@ class BlockPool:
 
     first: Ints | None = None
     on_release: Callable[[Ints], None] | None = None
+    unit: ClassVar[str] = "blocks"
 
     def __init__(
         self,

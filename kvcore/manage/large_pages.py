@@ -57,6 +57,7 @@ class LargePagePool(BlockPool):
     """
 
     first: Ints
+    unit = "large pages"
 
     def __init__(
         self,

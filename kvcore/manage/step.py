@@ -265,10 +265,10 @@ class Step:
             )
         if self.short:
             raise OutOfBlocksError(
-                f"the step lacks {self.short} blocks",
+                f"the step lacks {self.short} {self._pool.unit}",
                 field="blocks",
                 got=self.taken,
-                allowed=f"<= {self._pool.num_free}",
+                allowed=f"what {self._pool.num_free} free {self._pool.unit} hold",
                 remedy="free or preempt a request, or retire steps that are done",
             )
 

@@ -17,7 +17,13 @@ PROMPTS = ("What is the capital of France?", "Count: one, two,")
 def test_the_command_says_the_same(smollm2, capsys) -> None:
     said = {}
     for placement in ("slots", "packed"):
-        words = ["device=cpu", "cache.memory=64MiB", "engine.max_model_len=512", f"cache.placement={placement}", "sampling.max_tokens=6"]
+        words = [
+            "device=cpu",
+            "cache.memory=64MiB",
+            "engine.max_model_len=512",
+            f"cache.placement={placement}",
+            "sampling.max_tokens=6",
+        ]
         prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
         assert main(["run", *words, "output=json", *prompts]) == 0
         run = json.loads(capsys.readouterr().out)

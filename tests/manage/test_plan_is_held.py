@@ -76,7 +76,7 @@ def test_what_fits_is_admitted_however_it_is_cut(
     longest = min(made.capacity.longest(), 300)
     assume(longest)
     driven = Driven(made.configs[0])
-    assert driven.manager.free_blocks == made.capacity.usable
+    assert driven.manager.stats()["blocks_free"] == made.capacity.usable
     driven.run(longest, most, random.Random(seed))
     driven.manager.check_integrity()
 
@@ -136,7 +136,7 @@ def test_every_block_is_handed_out_and_lies_in_the_arena(
             driven.grow(row, BLOCK)
         except OutOfBlocksError:
             full = True
-    assert driven.manager.free_blocks < len(config.kv_cache_groups)
+    assert driven.manager.stats()["blocks_free"] < len(config.kv_cache_groups)
     for group in config.kv_cache_groups:
         ids = {block for r in range(row) for block in driven.manager.table(r, group.index)[1]}
         for block in ids:
