@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from kvcore.plan.groups import ChosenClass
 from kvcore.plan.placement import GROUP_OVERHEAD, MOST_GROUPS, GroupPlace
-from kvcore.plan.rulers import rulers
+from kvcore.plan.rulers import Rulers, rulers
 from kvcore.spec.cache_spec import CacheId
 from kvcore.spec.dtypes import ceil_div
 
 # A group of states has a table of one column, and no attention is prepared for it.
 STATE_GROUP_OVERHEAD = GROUP_OVERHEAD / 10
 # Fractions of the largest block into which the groups may be cut.
-PARTS = (1, 2, 3, 4, 6)
+PARTS = (2, 3, 4, 6)
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class PackedPlacement:
 
 def packings(chosen: Sequence[ChosenClass]) -> list[PackedPlacement]:
     """The ways to cut large pages, the cheapest first: one KV group a class, or more groups and smaller pages."""
-    found = {_in_parts(chosen, parts): None for parts in PARTS}
-    found |= {_in_pieces(chosen, c.page_bytes * len(c.members.cache_ids)): None for c in chosen}
-    most = max(MOST_GROUPS, len(chosen))
-    drafts = [_placed(groups) for groups in found if len(groups) <= most]
+    found = {_in_parts(chosen, 1): None}
+    if len(chosen) < MOST_GROUPS:
+        found |= {_in_parts(chosen, parts): None for parts in PARTS}
+        found |= {_in_pieces(chosen, c.page_bytes * len(c.members.cache_ids)): None for c in chosen}
+    drafts = [_placed(groups) for groups in found if len(groups) <= max(MOST_GROUPS, len(chosen))]
     # Ties go to fewer groups.
     return sorted(drafts, key=lambda d: (d.cost, len(d.groups)))
 
@@ -89,7 +91,13 @@ def _cut(c: ChosenClass, bounds: Sequence[int]) -> list[GroupPlace]:
 
 
 def _placed(groups: tuple[GroupPlace, ...]) -> PackedPlacement:
-    cut = rulers([g.chosen.page_bytes * len(g.cache_ids) for g in groups], [g.chosen.stride_unit for g in groups])
+    cut = _rulers(tuple((g.chosen.page_bytes * len(g.cache_ids), g.chosen.stride_unit) for g in groups))
     states = sum(g.chosen.members.spec.content.per_request for g in groups)
     overhead = GROUP_OVERHEAD * (len(groups) - states) + STATE_GROUP_OVERHEAD * states
     return PackedPlacement(groups, cut.large_page_bytes, cut.counts, (1 + cut.cost) * (1 + overhead))
+
+
+@lru_cache(maxsize=256)
+def _rulers(blocks: tuple[tuple[int, int], ...]) -> Rulers:
+    """The cut of blocks of so many bytes and stride units; the ranks and lengths of a sweep ask for the same ones."""
+    return rulers([need for need, _ in blocks], [unit for _, unit in blocks])
