@@ -161,7 +161,7 @@ def test_pipeline_ranks_of_gemma_3_27b_agree_on_ids() -> None:
             rows = [driven.begin(rng.randint(1, 4000)) for _ in range(6)]
             for _ in range(40):
                 row = rng.choice(rows)
-                left = int(driven.manager.requests.known[row]) - driven.manager.num_computed(row)
+                left = int(driven.manager.requests.known[row]) - int(driven.manager.requests.computed[row])
                 if left:
                     driven.grow(row, min(left, rng.randint(1, 600)))
             mine = [driven.manager.table(row, g) for row in rows for g in range(len(config.kv_cache_groups))]
