@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 
-SEQS, PROMPT, NEW = 8, 128, 64
+SEQS, PROMPT, NEW = 8, 64, 32
 SIDES = ("", "vllm_cpu", "torch")
 
 

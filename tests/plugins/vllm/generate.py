@@ -92,9 +92,9 @@ def main(jobs, out):
         except Exception as error:
             traceback.print_exc()
             results.append({"error": type(error).__name__, "message": str(error)})
+        with open(out, "w") as file:  # after each: a process that dies leaves what was done
+            json.dump(results, file)
         clean()
-    with open(out, "w") as file:
-        json.dump(results, file)
 
 
 if __name__ == "__main__":
