@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(PYTHON not in os.environ, reason="make test-engi
 # Kernel blocks of half of vLLM's blocks.
 CUT = "backends.torch.kernel_block_size=16"
 FAULTS = {"window_off_by_one": "mistral_window", "prefill_sees_only_itself": "gpt_oss"}
-# What differs only in how it is stored, beside the way it is compared with.
-SAME = [(name, "torch") for name in jobs.TINY] + [("gemma2", "cut"), ("gemma3_64", "cut")]
+# Tiny models as they are; with smaller kernel blocks; with windows and full layers in one group of blocks.
+SAME = [(name, "torch") for name in jobs.TINY] + [("gemma2", "cut"), ("gemma3_64", "cut"), ("gemma3_64", "one group")]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,8 @@ def ours(repo, folder, asked, planted):
     wanted = {("smollm2", b): {"backend": b} for b in ("torch", "vllm_cpu", "example")}
     wanted |= {(name, "torch"): {"backend": "torch"} for name in jobs.TINY}
     wanted |= {(name, "cut"): {"backend": "torch", "options": CUT} for name, b in SAME if b == "cut"}
+    together = jobs.LIMITS | {"disable_hybrid_kv_cache_manager": True}
+    wanted[("gemma3_64", "one group")] = {"backend": "torch", "engine": together}
     wanted |= {(name, "unhurt"): {"backend": "planted_unhurt"} for name in FAULTS.values()}
     wanted |= {(name, fault): {"backend": f"planted_{fault}"} for fault, name in FAULTS.items()}
     wanted |= {("gemma2", "example"): {"backend": "example"}, ("mistral_window", "no_such"): {"backend": "no_such"}}
