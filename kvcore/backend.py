@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         NotBuiltError,
         Refusal,
     )
-    from kvcore.manage.eviction import EvictionPolicy
+    from kvcore.manage.policies.eviction import EvictionPolicy
     from kvcore.memory.dtypes import torch_dtype
     from kvcore.memory.kernels.cache_write import write_tokens
     from kvcore.memory.kernels.launch import Launcher
@@ -134,7 +134,7 @@ _HOMES = {
     "attention.declaration": "API_VERSION BackendSpec DeviceFacts NoOptions",
     "errors": "BackendUnavailableError BackendUnsupportedError ConfigError IntegrityError KVCoreError LayoutError "
     "ModelError NotBuiltError Refusal",
-    "manage.eviction": "EvictionPolicy",
+    "manage.policies.eviction": "EvictionPolicy",
     "models.config_json": "Fields",
     "models.facts": "CacheFacts LengthRefusal ModelAdapter ModelFacts",
     "models.families.base": "FamilyAdapter",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvcore.attention.query import AttentionQuery
 from kvcore.engine.settings import CacheSettings, EngineSettings
 from kvcore.errors import BackendUnsupportedError, ConfigError, ModelError, NotBuiltError
-from kvcore.manage.eviction import BUILT_IN, EvictionPolicy
+from kvcore.manage.policies.eviction import BUILT_IN, EvictionPolicy
 from kvcore.models.parameters.shares import StoredWeights
 from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.device import GRAPHS, DeviceTerms, activation_bytes, table_bytes

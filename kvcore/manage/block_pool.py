@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError
-from kvcore.manage.block_queue import NOWHERE, BlockQueue
-from kvcore.manage.eviction import LRU, EvictionPolicy
+from kvcore.manage.policies.block_queue import NOWHERE, BlockQueue
+from kvcore.manage.policies.eviction import LRU, EvictionPolicy
+from kvcore.manage.policies.victims import Victims
 from kvcore.manage.ragged import Ints
-from kvcore.manage.victims import Victims
 from kvcore.plan.config import NULL_BLOCK
 
 _FRESH = 0  # tag of the queue of free blocks without content

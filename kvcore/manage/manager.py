@@ -8,21 +8,21 @@ import numpy as np
 
 from kvcore.errors import IntegrityError, RequestError
 from kvcore.manage.allocation import StepAllocation
-from kvcore.manage.block_hash import Extra, check_extras, token_array
-from kvcore.manage.dead_blocks import DeadBlocks
-from kvcore.manage.events import EventLog
-from kvcore.manage.eviction import LRU, EvictionPolicy
 from kvcore.manage.explain.explainer import Explainer
 from kvcore.manage.group_rule import rules_of
-from kvcore.manage.integrity import check_rows
-from kvcore.manage.large_pages import pool_of
-from kvcore.manage.prefix_cache import Hit
-from kvcore.manage.prefix_control import PrefixControl
-from kvcore.manage.prefixes import Pins, Prefixes
+from kvcore.manage.large_pages.large_page_pool import pool_of
+from kvcore.manage.policies.eviction import LRU, EvictionPolicy
+from kvcore.manage.prefix.block_hash import Extra, check_extras, token_array
+from kvcore.manage.prefix.control import PrefixControl
+from kvcore.manage.prefix.prefix_cache import Hit
+from kvcore.manage.prefix.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import NEVER, Origin, Requests
 from kvcore.manage.step import Step
 from kvcore.manage.steps_in_flight import StepsInFlight
+from kvcore.manage.watch.dead_blocks import DeadBlocks
+from kvcore.manage.watch.events import EventLog
+from kvcore.manage.watch.integrity import check_rows
 from kvcore.plan.config import KVCacheConfig
 from kvcore.settings.cache import EXPLAIN_HISTORY
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcore.errors import RequestError
-from kvcore.manage.block_hash import TOKEN_TYPE, Adapter, Chain, Extra
 from kvcore.manage.group_rule import GroupRule
+from kvcore.manage.prefix.block_hash import TOKEN_TYPE, Adapter, Chain, Extra
 from kvcore.manage.ragged import Ints, Ragged, spans
 
 NEVER = 1 << 62  # a position that no sequence reaches

@@ -10,7 +10,7 @@ import numpy as np
 from kvcore.errors import IntegrityError, OutOfBlocksError, RequestError
 from kvcore.manage.allocation import TableDeltas
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.prefix_cache import Hit
+from kvcore.manage.prefix.prefix_cache import Hit
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
 

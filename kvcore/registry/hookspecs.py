@@ -12,7 +12,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from kvcore.attention.declaration import BackendSpec, DeviceFacts
-    from kvcore.manage.events import Event
+    from kvcore.manage.watch.events import Event
     from kvcore.spec.content import Content
     from kvcore.spec.retention import Retention
 
@@ -57,7 +57,7 @@ class HookSpecs:
 
     @hookspec
     def kvcore_eviction_policies(self) -> Sequence[type[Any]]:
-        """Subclasses of `kvcore.manage.eviction.EvictionPolicy`, each with a `name` of its own.
+        """Subclasses of `kvcore.manage.policies.eviction.EvictionPolicy`, each with a `name` of its own.
 
         `cache.eviction=<name>` lets it choose which cached block goes first.
         """
@@ -103,6 +103,6 @@ class HookSpecs:
     def kvcore_cache_events(self, events: Sequence[Event]) -> None:
         """Follow what can be hit, for routers and metrics; with `cache.events=true`, after each step that changed it.
 
-        `events` are `kvcore.manage.events.Stored`, `Removed` and `Cleared` in the order in which they happened:
+        `events` are `kvcore.manage.watch.events.Stored`, `Removed` and `Cleared` in the order in which they happened:
         whoever applies them all has the index of the engine. As for steps, an observer that raises is left out.
         """

@@ -14,7 +14,7 @@ from typing import Any
 import pluggy
 
 from kvcore.attention.declaration import BackendSpec
-from kvcore.manage.eviction import BUILT_IN as EVICTION_POLICIES
+from kvcore.manage.policies.eviction import BUILT_IN as EVICTION_POLICIES
 from kvcore.registry import declarations
 from kvcore.registry.claims import Claim, settle
 from kvcore.registry.purity import loaded_heavy, static_heavy

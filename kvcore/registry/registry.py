@@ -17,7 +17,7 @@ from kvcore.spec.content import Content
 from kvcore.spec.retention import Retention
 
 if TYPE_CHECKING:
-    from kvcore.manage.events import Event
+    from kvcore.manage.watch.events import Event
 
 log = logging.getLogger(PROJECT)
 

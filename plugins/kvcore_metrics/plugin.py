@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvcore.backend import hookimpl
-from kvcore.manage.events import Event
+from kvcore.manage.watch.events import Event
 from kvcore_metrics.options import MetricsOptions
 from kvcore_metrics.residency import Residency
 from kvcore_metrics.sinks import JsonLines, PrometheusText, Sink

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvcore.backend import ConfigError
-from kvcore.manage.events import Cleared, Event, Removed, Stored
+from kvcore.manage.watch.events import Cleared, Event, Removed, Stored
 
 # States after a step.
 GAUGES = {

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from vllm_manager import Vllm
 
-from kvcore.manage.block_hash import BlockHasher, token_array
 from kvcore.manage.manager import KVCacheManager
+from kvcore.manage.prefix.block_hash import BlockHasher, token_array
 from kvcore.plan.config import KVCacheConfig, KVCacheGroupSpec
 from kvcore.spec.cache_spec import CacheId, KVCacheSpec
 from kvcore.spec.content import KVHeads

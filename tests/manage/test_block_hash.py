@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcore.errors import ConfigError, RequestError
-from kvcore.manage.block_hash import (
+from kvcore.manage.prefix.block_hash import (
     Adapter,
     BlockHasher,
     Embeddings,

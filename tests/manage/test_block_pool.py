@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kvcore.errors import ConfigError, IntegrityError, OutOfBlocksError
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.block_queue import BlockQueue
-from kvcore.manage.eviction import LFU, LRU, Cost, EvictionPolicy
+from kvcore.manage.policies.block_queue import BlockQueue
+from kvcore.manage.policies.eviction import LFU, LRU, Cost, EvictionPolicy
 
 
 class ListPool(BlockPool):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from kvcore.errors import ConfigError
-from kvcore.manage.block_hash import Adapter
-from kvcore.manage.events import Cleared, Event, Removed, Stored
 from kvcore.manage.manager import KVCacheManager
+from kvcore.manage.prefix.block_hash import Adapter
+from kvcore.manage.watch.events import Cleared, Event, Removed, Stored
 from kvcore.spec.retention import Chunk, Full, Window
 
 LONG, SHORT, EVERY = 100_000, 10_000, 1_000

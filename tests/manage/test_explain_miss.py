@@ -9,8 +9,8 @@ import pytest
 from support.named_manager import NamedManager, ScheduledRequest
 
 from kvcore.errors import ConfigError, RequestError
-from kvcore.manage.block_hash import Adapter, Multimodal
 from kvcore.manage.explain.explanation import Explanation
+from kvcore.manage.prefix.block_hash import Adapter, Multimodal
 from kvcore.spec.retention import Chunk, Full, Window
 
 

@@ -5,7 +5,7 @@ import pytest
 from support.slow_pool import SlowPool
 
 from kvcore.errors import OutOfBlocksError
-from kvcore.manage.large_pages import LargePagePool
+from kvcore.manage.large_pages.large_page_pool import LargePagePool
 
 CUTS = [[1], [3], [1, 1], [3, 2], [5, 1], [26, 5, 2], [1, 4, 7]]
 

@@ -4,8 +4,8 @@ import pytest
 from support.named_manager import ScheduledRequest, TableDelta, run
 
 from kvcore.errors import ConfigError, OutOfBlocksError, RequestError
-from kvcore.manage.block_hash import Adapter, Multimodal
-from kvcore.manage.events import Cleared, Removed, Stored
+from kvcore.manage.prefix.block_hash import Adapter, Multimodal
+from kvcore.manage.watch.events import Cleared, Removed, Stored
 from kvcore.spec.retention import Chunk, Full, Window
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.named_manager import NamedManager, ScheduledRequest
 
-from kvcore.manage.events import Stored
+from kvcore.manage.watch.events import Stored
 from kvcore.plan.capacity import Limits
 from kvcore.plan.config import KVCacheConfig
 from kvcore.plan.planner import Budget, plan

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvcore.errors import IntegrityError
 from kvcore.manage.group_rule import GroupRule
-from kvcore.manage.prefix_cache import PrefixCache
+from kvcore.manage.prefix.prefix_cache import PrefixCache
 from kvcore.spec.retention import Chunk, Full, Retention, Window
 
 retentions = st.one_of(st.just(Full()), st.integers(1, 9).map(Window), st.integers(1, 9).map(Chunk))

@@ -16,7 +16,7 @@ import pytest
 from kvcore.attention.declaration import DeviceFacts
 from kvcore.cli import help_text
 from kvcore.cli.commands import NAMES, command
-from kvcore.manage.eviction import LRU
+from kvcore.manage.policies.eviction import LRU
 from kvcore.models.families import model_facts
 from kvcore.models.families.decoder import FullAttention
 from kvcore.registry.hookspecs import PROJECT, HookSpecs, hookimpl

@@ -35,7 +35,7 @@ def loaded_after(*statements: str) -> set[str]:
         "import kvcore",
         "import kvcore; kvcore.plan",
         "import kvcore.plan.planner, kvcore.plan.explain",
-        "import kvcore.manage.eviction",
+        "import kvcore.manage.policies.eviction",
         "import kvcore.attention.declaration, kvcore.attention.query",
     ],
 )

@@ -9,7 +9,7 @@ from kvcore_metrics.residency import Residency
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvcore.errors import ConfigError
-from kvcore.manage.events import Cleared, Removed, Stored
+from kvcore.manage.watch.events import Cleared, Removed, Stored
 from kvcore.registry.loader import load
 from kvcore.registry.records import installed_sources
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvcore.engine.settings import SamplingParams
 from kvcore.errors import ConfigError
-from kvcore.manage.eviction import EvictionPolicy
+from kvcore.manage.policies.eviction import EvictionPolicy
 from kvcore.registry.hookspecs import hookimpl
 from kvcore.registry.loader import load
 from kvcore.registry.records import PluginSource, installed_sources

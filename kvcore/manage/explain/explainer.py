@@ -8,15 +8,15 @@ import numpy as np
 
 from kvcore.errors import ConfigError, RequestError
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.events import Event, Removed, Stored
 from kvcore.manage.explain.content_tree import ContentTree
 from kvcore.manage.explain.eviction_log import Cause, EvictionLog
 from kvcore.manage.explain.explanation import Explanation
 from kvcore.manage.explain.search import Conditions, Search
 from kvcore.manage.group_rule import STATE_TOKENS
-from kvcore.manage.prefix_cache import PrefixCache
+from kvcore.manage.prefix.prefix_cache import PrefixCache
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
+from kvcore.manage.watch.events import Event, Removed, Stored
 
 
 class Explainer:

@@ -6,7 +6,7 @@ from kvcore.manage.explain.content_tree import ContentTree
 from kvcore.manage.explain.eviction_log import EvictionLog, Forgotten
 from kvcore.manage.explain.explanation import Explanation, Missed, Reason
 from kvcore.manage.group_rule import GroupRule
-from kvcore.manage.prefix_cache import PrefixCache
+from kvcore.manage.prefix.prefix_cache import PrefixCache
 from kvcore.manage.requests import Requests
 
 Conditions = tuple[str, tuple[bytes, ...]]  # salt and adapters

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvcore.manage.block_queue import BlockQueue
-from kvcore.manage.eviction import EvictionPolicy
+from kvcore.manage.policies.block_queue import BlockQueue
+from kvcore.manage.policies.eviction import EvictionPolicy
+from kvcore.manage.policies.victims import Victims
 from kvcore.manage.ragged import Ints
-from kvcore.manage.victims import Victims
 
 
 class GroupQueues:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcore.errors import RequestError
-from kvcore.manage.block_hash import BlockHasher, Chain, Extra
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.events import Cleared, EventLog, Removed, Stored
 from kvcore.manage.group_rule import hash_block_size
-from kvcore.manage.prefix_cache import Hit, PrefixCache
+from kvcore.manage.prefix.block_hash import BlockHasher, Chain, Extra
+from kvcore.manage.prefix.prefix_cache import Hit, PrefixCache
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
+from kvcore.manage.watch.events import Cleared, EventLog, Removed, Stored
 
 
 class Fresh(NamedTuple):

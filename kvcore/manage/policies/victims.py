@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvcore.errors import IntegrityError
-from kvcore.manage.block_queue import QUEUES, BlockQueue
-from kvcore.manage.eviction import EvictionPolicy
+from kvcore.manage.policies.block_queue import QUEUES, BlockQueue
+from kvcore.manage.policies.eviction import EvictionPolicy
 from kvcore.manage.ragged import Ints
 
 _FIRST_TAG = 1  # tag 0 is the pool's queue of blocks without content

@@ -8,10 +8,10 @@ import numpy as np
 
 from kvcore.errors import IntegrityError, OutOfBlocksError
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.block_queue import NOWHERE, BlockQueue
-from kvcore.manage.eviction import LRU, EvictionPolicy
-from kvcore.manage.group_queues import GroupQueues
-from kvcore.manage.large_page_proof import check_pages
+from kvcore.manage.large_pages.group_queues import GroupQueues
+from kvcore.manage.large_pages.proof import check_pages
+from kvcore.manage.policies.block_queue import NOWHERE, BlockQueue
+from kvcore.manage.policies.eviction import LRU, EvictionPolicy
 from kvcore.manage.ragged import Ints, spans
 from kvcore.plan.config import KVCacheConfig
 

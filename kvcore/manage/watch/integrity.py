@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvcore.errors import IntegrityError
-from kvcore.manage.prefix_cache import PrefixCache
+from kvcore.manage.prefix.prefix_cache import PrefixCache
 from kvcore.manage.requests import Requests
 
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from kvcore.errors import RequestError
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.events import Event, EventLog, in_ids
 from kvcore.manage.explain.explainer import Explainer, not_explained
 from kvcore.manage.explain.explanation import Explanation
-from kvcore.manage.prefixes import Pins, Prefixes
+from kvcore.manage.prefix.prefixes import Pins, Prefixes
 from kvcore.manage.requests import Requests
 from kvcore.manage.step import Step
+from kvcore.manage.watch.events import Event, EventLog, in_ids
 
 
 class PrefixControl:

@@ -10,7 +10,7 @@ import numpy as np
 from kvcore.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from kvcore.manage.large_pages import LargePagePool
+    from kvcore.manage.large_pages.large_page_pool import LargePagePool
 
 
 def check_pages(

@@ -1,0 +1,1 @@
+"""Placement `packed`: large pages, each with one group as its owner."""
