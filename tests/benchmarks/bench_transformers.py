@@ -2,9 +2,8 @@
 
 python tests/benchmarks/bench_transformers.py [--sequences N] [--context N] [--rounds N]
 
-The default model in float32, CPU time of the thread. "Outside" is a step without the model and without what
-the backend does: for the bridge its hooks and what it does around each layer's write and attention, for our engine
-scheduling, tables, batch and sampling.
+The default model in float32, CPU time of the thread. "Before the model" is what comes once a step: hooks of the bridge;
+scheduling, tables, batch and sampling of our engine. "A layer" is what is done around the backend, layer by layer.
 """
 
 from __future__ import annotations
@@ -32,6 +31,12 @@ def timed(owner: Any, name: str, clock: Clock, key: str) -> None:
             clock[key] += time.thread_time() - begun
 
     setattr(owner, name, outer)
+
+
+def time_backend(attention: Any, clock: Clock) -> None:
+    """Count what the backend does for all layers."""
+    for name in ("write", "attend"):
+        timed(attention, name, clock, "backend")
 
 
 class Transformers:
@@ -62,10 +67,9 @@ def bridge(model: Any, prompts: torch.Tensor) -> Transformers:
     cache = PagedCache.for_model(model, backend="torch", cache={"num_blocks": size * context // 4}, engine=engine)
     made = Transformers(model, prompts, cache)
     for name in ("begin", "end"):
-        timed(cache, name, made.clock, "outside")
+        timed(cache, name, made.clock, "step")
     timed(ForwardPass, "attend", made.clock, "layers")
-    for name in ("write", "attend"):
-        timed(cache.paged.attention, name, made.clock, "backend")
+    time_backend(cache.paged.attention, made.clock)
     return made
 
 
@@ -75,6 +79,7 @@ class Ours:
     def __init__(self, path: Any, prompts: torch.Tensor) -> None:
         import kvcore
         from kvcore.engine.settings import SamplingParams
+        from kvcore.models.transformers_bridge import ForwardCall
 
         size, context = prompts.shape
         keys = [f"model.path={path}", "model.dtype=float32", "device=cpu", "backend=torch"]
@@ -85,18 +90,14 @@ class Ours:
         for i, prompt in enumerate(prompts.tolist()):
             self.llm.core.add_request(str(i), prompt, sampling)
         self.step()
-        timed(self.llm.core.executor.worker.model, "forward", self.clock, "model")
+        worker = self.llm.core.executor.worker
+        timed(worker.model, "forward", self.clock, "model")
+        timed(ForwardCall, "attend", self.clock, "layers")
+        time_backend(worker.runner.cache.attention, self.clock)
 
     def step(self) -> None:
         """One decode."""
         self.llm.core.step()
-
-
-def outside(clock: Clock, step: float) -> float:
-    """Seconds of a step that belong to neither model nor backend."""
-    if "model" in clock:
-        return step - clock["model"]
-    return clock["outside"] + clock["layers"] - clock["backend"]
 
 
 def main() -> None:
@@ -119,20 +120,21 @@ def main() -> None:
         "transformers, kvcore's torch": bridge(model, prompts),
         "kvcore run, torch": Ours(path, prompts),
     }
-    taken = {name: ([], []) for name in runs}
+    taken = {name: ([], [], []) for name in runs}
     for _ in range(asked.rounds):
         for name, run in runs.items():
             run.clock.clear()
             begun = time.thread_time()
             run.step()
-            step = time.thread_time() - begun
-            taken[name][0].append(step)
-            taken[name][1].append(outside(run.clock, step))
-    print(
-        f"{asked.sequences} sequences, {asked.context} tokens in the cache, {asked.rounds} rounds; ms of CPU a decode"
-    )
-    for name, (steps, rests) in taken.items():
-        print(f"{name:30} {statistics.median(steps) * 1e3:8.2f}   outside {statistics.median(rests) * 1e3:6.2f}")
+            step, clock = time.thread_time() - begun, run.clock
+            once = step - clock["model"] if "model" in clock else clock["step"]
+            each = (clock["layers"] - clock["backend"]) / model.config.num_hidden_layers
+            for numbers, number in zip(taken[name], (step, once, each), strict=True):
+                numbers.append(number)
+    print(f"{asked.sequences} sequences, {asked.context} tokens in the cache, {asked.rounds} rounds; CPU of a decode")
+    for name, numbers in taken.items():
+        step, once, each = (statistics.median(n) for n in numbers)
+        print(f"{name:30} {step * 1e3:8.1f} ms, before the model {once * 1e3:6.2f} ms, a layer {each * 1e6:5.0f} us")
 
 
 if __name__ == "__main__":
