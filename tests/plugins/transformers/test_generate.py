@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.mt_bench import short_turns
 from support.reference import NEAR_TIE
 from support.tiny_transformers import padded, random_prompts
+from support.tutorial import BLOCK
 
 MODELS = ("llama", "mistral_window", "gemma3", "gpt_oss")
 TELL = {"output_logits": True, "return_dict_in_generate": True, "eos_token_id": None, "pad_token_id": 0}
@@ -65,14 +68,17 @@ def test_a_prompt_in_pieces(plain, cache_for):
     require_same(model, inputs, cache_for(model), max_new_tokens=8, do_sample=False, prefill_chunk_size=7)
 
 
-def test_the_default_model_answers_real_prompts(cache_for):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def test_the_page_runs_and_the_default_model_answers_real_prompts(repo, capsys):
+    """The programs of the page "Your backend in transformers", then real prompts on what they made."""
     from kvcore.models.home import ensure_model
 
-    path = ensure_model()
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
-    inputs = tokenizer(short_turns(3), return_tensors="pt", padding=True)
-    cache = cache_for(model, engine={"max_model_len": 512})
-    require_same(model, inputs, cache, max_new_tokens=12, do_sample=False)
+    page = (repo / "docs" / "in-transformers.md").read_text()
+    first, second = (m.group(4) for m in BLOCK.finditer(page) if m.group(2) == "python")
+    space: dict[str, Any] = {}
+    code = first.replace('"HuggingFaceTB/SmolLM2-135M-Instruct"', repr(str(ensure_model())))
+    exec(compile(f"{code}\n{second}", "docs/in-transformers.md", "exec"), space)
+    told = capsys.readouterr().out.splitlines()
+    assert "Paris" in told[0]
+    assert told[1:] == ["2 blocks in use", "0 columns known", "48 columns known"]
+    inputs = space["tokenizer"](short_turns(3), return_tensors="pt", padding=True)
+    require_same(space["model"].eval(), inputs, space["cache"], max_new_tokens=12, do_sample=False)
