@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Refusal,
     )
     from kvcore.manage.policies.eviction import EvictionPolicy
+    from kvcore.manage.watch.events import Cleared, Event, Removed, Stored
     from kvcore.memory.dtypes import torch_dtype
     from kvcore.memory.kernels.cache_write import write_tokens
     from kvcore.memory.kernels.launch import Launcher
@@ -74,10 +75,12 @@ __all__ = [
     "CacheSettings",
     "Capabilities",
     "Chunk",
+    "Cleared",
     "ConfigError",
     "Content",
     "DeviceFacts",
     "Encoder",
+    "Event",
     "EvictionPolicy",
     "FamilyAdapter",
     "Feature",
@@ -109,11 +112,13 @@ __all__ = [
     "Quant",
     "Recurrent",
     "Refusal",
+    "Removed",
     "Retention",
     "SizedLayout",
     "SlotWriter",
     "StagingBuffer",
     "State",
+    "Stored",
     "Window",
     "ceil_div",
     "dtype",
@@ -135,6 +140,7 @@ _HOMES = {
     "errors": "BackendUnavailableError BackendUnsupportedError ConfigError IntegrityError KVCoreError LayoutError "
     "ModelError NotBuiltError Refusal",
     "manage.policies.eviction": "EvictionPolicy",
+    "manage.watch.events": "Cleared Event Removed Stored",
     "models.config_json": "Fields",
     "models.facts": "CacheFacts LengthRefusal ModelAdapter ModelFacts",
     "models.families.base": "FamilyAdapter",

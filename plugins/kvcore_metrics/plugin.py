@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvcore.backend import hookimpl
-from kvcore.manage.watch.events import Event
+from kvcore.backend import Event, hookimpl
 from kvcore_metrics.options import MetricsOptions
 from kvcore_metrics.residency import Residency
 from kvcore_metrics.sinks import JsonLines, PrometheusText, Sink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from kvcore.manage.watch.events import Event, Removed, Stored
+from kvcore.backend import Event, Removed, Stored
 
 _ALL = 2**32
 

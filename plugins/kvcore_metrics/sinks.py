@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvcore.backend import ConfigError
-from kvcore.manage.watch.events import Cleared, Event, Removed, Stored
+from kvcore.backend import Cleared, ConfigError, Event, Removed, Stored
 
 # States after a step.
 GAUGES = {
