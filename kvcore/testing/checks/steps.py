@@ -11,6 +11,7 @@ from kvcore.testing.cases.outcome import CheckFailure, Measure
 from kvcore.testing.cases.walk import Part, pieces
 from kvcore.testing.checks.attend import Result, attend_once, judge_all, run_step
 from kvcore.testing.checks.context import Context
+from kvcore.testing.checks.guard import Guard
 from kvcore.testing.checks.scene import Scene
 
 
@@ -27,17 +28,18 @@ def check_walk(context: Context) -> Measure:
         out = torch.full(shape, torch.nan, dtype=layer.q.dtype, device=layer.q.device)
         lse = torch.full(shape[:2], torch.nan, device=layer.q.device) if layer.query.lse else None
         found.append(Result(out, lse))
+    guard = Guard(scene)
     for step in pieces(scene.case.seqs):
         rows = _flat_rows(scene, step)
-        for whole, part in zip(found, run_parts(context, scene, step), strict=True):
+        for whole, part in zip(found, run_parts(context, scene, step, guard), strict=True):
             whole.out[rows] = part.out
             if whole.lse is not None and part.lse is not None:
                 whole.lse[rows] = part.lse
     return judge_all(scene, found)
 
 
-def run_parts(context: Context, scene: Scene, step: Sequence[Part]) -> list[Result]:
-    """A step that takes some tokens of some sequences, layer by layer."""
+def run_parts(context: Context, scene: Scene, step: Sequence[Part], guard: Guard) -> list[Result]:
+    """A step that takes some tokens of some sequences, layer by layer; nothing but their slots may change."""
     batch = scene.builder.build(
         [p.row for p in step], [p.scheduled for p in step], [p.computed for p in step], scene.tables
     )
@@ -47,6 +49,8 @@ def run_parts(context: Context, scene: Scene, step: Sequence[Part]) -> list[Resu
     for layer in scene.layers:
         fresh = {name: t[rows].contiguous() for name, t in scene.fresh(layer).items()}
         context.backend.write(layer.layer, fresh, scene.views[layer.layer.cache_id], metadata[layer.group])
+        slots = batch.groups[layer.kv_group].slot_mapping_T.tolist()
+        guard.written(layer, [slot for slot in slots if slot >= 0])
         found.append(attend_once(context, scene, layer, layer.q[rows].contiguous(), metadata[layer.group]))
     return found
 
