@@ -71,7 +71,7 @@ class StepAllocation:
         Args:
             first: By group, the number of its first id.
         """
-        if not (len(self.new_blocks) or len(self.deltas.ids) or len(self.copies) or len(self.dead)):
+        if not any(map(len, (self.new_blocks, self.deltas.ids, self.copies, self.dead, self.freed))):
             return self
         first = first.astype(np.int32)
         second, both = np.array([0, 1], np.int32), np.array([0, 1, 1], np.int32)

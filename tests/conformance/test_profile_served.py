@@ -234,11 +234,13 @@ def test_a_kernel_that_is_missing_at_544():
 
     spec = spec_of(blocks=[KernelBlocks(multiple_of=16)], kernels={"attend": attend})
     results = run(spec, level="full", where={"block_size": "544"})
-    assert {r.case.id for r in results if r.outcome == "failed"} == {
+    # Whatever else its options are: what follows "@".
+    assert {r.case.id.partition("@")[0] for r in results if r.outcome == "failed"} == {
         "L2.attend.kernel_block=544.decode",
         "L2.attend.kernel_block=544.mixed",
     }
-    assert [r.case.id for r in results if r.outcome == "passed"] == ["L1.write.kernel_block=544.mixed"]
+    passed = {r.case.id.partition("@")[0] for r in results if r.outcome == "passed"}
+    assert passed == {"L1.write.kernel_block=544.mixed"}
 
 
 def test_an_empty_class_is_refused_where_pytest_collects():

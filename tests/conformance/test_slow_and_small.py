@@ -89,7 +89,9 @@ def test_what_is_interpreted_gets_a_covering_set(monkeypatch):
     assert "was not asked (cases=all asks it)" in text(done)
     assert "not asked</td>" in page(done)
     whole = conform("interpreted", where=where, registry=registry_of(interpreted()), cover_slow=False)
-    assert [r.case.id for r in whole.results] == all_of_it
+    # Which cases are asked once more under other options follows from what each backend takes.
+    given = [r.case.id for r in whole.results if "@" not in r.case.id]
+    assert given == [case for case in all_of_it if "@" not in case]
     assert whole.unasked == {}
 
 

@@ -17,6 +17,7 @@ from kvcore.attention.declaration import DeviceFacts
 from kvcore.cli import help_text
 from kvcore.cli.commands import NAMES, command
 from kvcore.manage.policies.eviction import LRU
+from kvcore.manage.watch.events import Removed
 from kvcore.models.families import model_facts
 from kvcore.models.families.decoder import FullAttention
 from kvcore.registry.hookspecs import PROJECT, HookSpecs, hookimpl
@@ -140,6 +141,14 @@ def step_finished() -> None:
     assert seen == [{"step": 1.0}]
 
 
+def cache_events() -> None:
+    seen: list[Any] = []
+    registry = plugged(kvcore_cache_events=lambda events: seen.extend(events))
+    gone = Removed(0, b"digest", 7)
+    registry.cache_changed([gone])
+    assert seen == [gone]
+
+
 EFFECTS: dict[str, Callable[[], None]] = {
     "kvcore_backends": backends,
     "kvcore_contents": contents,
@@ -150,6 +159,7 @@ EFFECTS: dict[str, Callable[[], None]] = {
     "kvcore_configure": options_and_configure,
     "kvcore_choose_backend": choose_backend,
     "kvcore_step_finished": step_finished,
+    "kvcore_cache_events": cache_events,
 }
 
 
