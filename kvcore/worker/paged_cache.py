@@ -153,7 +153,7 @@ class PagedCache:
         Args:
             row: A row that entered.
             group: Index of the KV group.
-            blocks: Ids, from `first_block_id` on; they count as new, and what they held is lost.
+            blocks: Ids, the null block not among them; they count as new, and what they held is lost.
             drop_front: How many of its oldest blocks the row gives up first; no token of theirs is read again.
 
         Raises:

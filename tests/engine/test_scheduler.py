@@ -119,11 +119,8 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=150)
-@given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 30), st.data())
-def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
-    bench = Bench(kinds, tokens=tokens, seqs=seqs)
-    bench = Bench(kinds, tokens=tokens, seqs=seqs, blocks=bench.config.num_blocks + spare)
+def serve(bench, asks, data):
+    """Prompts that come, and now and then are aborted, between steps; every text is checked."""
     for start, length, tail, n, count in asks:
         # Common beginnings, so that prefixes are hit; unlike tails.
         bench.add([start + 3 * (i % 5) for i in range(length)] + [tail] * (tail > 0), count, n=n, seed=tail)
@@ -136,19 +133,20 @@ def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
 
 
 @settings(max_examples=150)
+@given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 30), st.data())
+def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
+    bench = Bench(kinds, tokens=tokens, seqs=seqs)
+    bench = Bench(kinds, tokens=tokens, seqs=seqs, blocks=bench.config.num_blocks + spare)
+    serve(bench, asks, data)
+
+
+@settings(max_examples=150)
 @given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 8), st.data())
 def test_every_text_is_right_out_of_large_pages(kinds, asks, tokens, seqs, spare, data):
     """Down to the smallest arena of the plan: whoever fits alone is served, however scattered the pages have become."""
     heads = data.draw(st.lists(st.integers(1, 9), min_size=len(kinds), max_size=len(kinds)))
     bench = Bench(kinds, tokens=tokens, seqs=seqs, heads=heads, spare=spare)
-    for start, length, tail, n, count in asks:
-        bench.add([start + 3 * (i % 5) for i in range(length)] + [tail] * (tail > 0), count, n=n, seed=tail)
-        for _ in range(data.draw(st.integers(0, 3))):
-            bench.step()
-        if bench.scheduler.requests and data.draw(st.integers(0, 5)) == 0:
-            bench.scheduler.finish(data.draw(st.sampled_from(sorted(bench.scheduler.requests))), "abort")
-    bench.run()
-    bench.check()
+    serve(bench, asks, data)
 
 
 def test_who_fits_alone_is_served_however_scattered_the_pages():
