@@ -36,6 +36,10 @@ class TableDeltas(NamedTuple):
     counts: Ints
     ids: Ints
 
+    def and_then(self, others: TableDeltas) -> TableDeltas:
+        """These and those of other rows."""
+        return TableDeltas(*map(np.concatenate, zip(self, others, strict=True)))
+
 
 @dataclass(frozen=True)
 class StepAllocation:
@@ -45,7 +49,7 @@ class StepAllocation:
         step: Number of the step, from 1.
         rows: int64 [n], the requests as they were asked for.
         starts, ends: int64 [n], the tokens of each that the step computes.
-        deltas: How their block tables change.
+        deltas: How block tables change: theirs, and those of requests that are not in the step and gave up blocks.
         copies: int32 [n, 3] (group, from block, to block), to be done before the model runs.
         new_blocks: int32 [n, 2] (group, block) handed out in this step; their old content is of no use.
         cached_tokens: Per row admitted in this step, the tokens that the prefix cache gave it.

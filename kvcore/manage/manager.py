@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvcore.errors import IntegrityError, RequestError
-from kvcore.manage.allocation import StepAllocation
+from kvcore.manage.allocation import StepAllocation, TableDeltas
 from kvcore.manage.explain.explainer import Explainer
 from kvcore.manage.group_rule import rules_of
 from kvcore.manage.large_pages.large_page_pool import pool_of
@@ -93,6 +93,7 @@ class KVCacheManager(PrefixControl):
             self._events.listeners.append(self._explainer.see)
         self._open: Step | None = None  # begun, and nothing changed since
         self._flight = StepsInFlight()
+        self._given_up: list[Ints] = []  # rows that gave up blocks since the last step
         self._step = 0
         self._peak = self._hit_tokens = self._query_tokens = self._copied = 0
 
@@ -215,6 +216,8 @@ class KVCacheManager(PrefixControl):
         r.last_step[rows] = number
         self._flight.add(number, rows, ends)
         deltas, copies, new_blocks = step.extend(look, number)
+        if self._given_up:
+            deltas = self._tell_absent(number, deltas)
         if self._explainer is not None and look is not None:
             self._explainer.handed_out(new_blocks[:, 1], np.repeat(look.rows, look.need.sum(axis=1)), number)
         self._copied += len(copies)
@@ -222,6 +225,14 @@ class KVCacheManager(PrefixControl):
         dead, freed = self._dead.drain(new_blocks), self._dead.drain_released()
         given = StepAllocation(number, rows, starts, ends, deltas, copies, new_blocks, cached, dead, freed)
         return given if self._pool.first is None else given.as_ids(self._pool.first)
+
+    def _tell_absent(self, number: int, deltas: TableDeltas) -> TableDeltas:
+        """Who gave up blocks and is not in the step loses them in the worker's tables too: others may get them now."""
+        r = self.requests
+        rows = np.concatenate(self._given_up)
+        self._given_up.clear()
+        absent = rows[(r.last_step[rows] != number) & r.admitted[rows] & ~r.entering[rows]]
+        return deltas.and_then(r.give_up(np.unique(absent))) if len(absent) else deltas
 
     def _admit(self, row: int, hit: Hit) -> int:
         r = self.requests
@@ -283,6 +294,8 @@ class KVCacheManager(PrefixControl):
             self._prefixes.register(rows[r.epoch[rows] == self._prefixes.epoch], self._pool)
         if r.dropping:
             blocks, owners = r.take_unread(rows)
+            if len(owners):
+                self._given_up.append(owners)
             self._pool.release(blocks, step, self._readers(owners, rows)[1])
         # How far these can go on before there is anything to settle again.
         quiet = r.drop_positions(r.held(rows)) if r.dropping else np.full(len(rows), NEVER)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcore.errors import RequestError
+from kvcore.manage.allocation import TableDeltas
 from kvcore.manage.group_rule import GroupRule
 from kvcore.manage.prefix.block_hash import TOKEN_TYPE, Adapter, Chain, Extra
 from kvcore.manage.ragged import Ints, Ragged, spans
@@ -246,6 +247,17 @@ class Requests:
             gone[idle, group] = self.blocks.size[rows[idle] * self.groups + group]
             self.end[rows[idle], group] = keep[idle, group]
         return self.blocks.drop_front(flat, gone.ravel()), np.repeat(rows.repeat(self.groups), gone.ravel())
+
+    def give_up(self, rows: Ints) -> TableDeltas:
+        """What the worker's tables of these requests, which are in no step now, still name and they do not hold."""
+        held, before, flat = self.held(rows), self.first[rows], self.flat(rows)
+        first = np.maximum(before, held)
+        self.first[rows] = first
+        groups = np.tile(np.arange(self.groups), len(rows))
+        none = np.zeros_like(flat)
+        keeps = np.maximum(self.end[rows] - first, 0)
+        numbers = (rows.repeat(self.groups), groups, (first - before).ravel(), keeps.ravel(), none)
+        return TableDeltas(*(n.astype(np.int32) for n in numbers), np.zeros(0, np.int32))
 
     def take_all(self, rows: Ints) -> tuple[Ints, Ints]:
         """Take out all blocks of these requests, one request after the other; returns them and the row of each.

@@ -149,6 +149,17 @@ def test_every_text_is_right_out_of_large_pages(kinds, asks, tokens, seqs, spare
     serve(bench, asks, data)
 
 
+def test_blocks_of_who_is_left_out_of_a_step_leave_its_table():
+    """Ten samples of a neighbour take all tokens of the step; what it gave up was handed out while its table named it."""
+    for kinds in ([Full(), Window(1)], [Window(4)], [Chunk(4), Full()]):
+        for heads in (None, [1] * len(kinds)):
+            bench = Bench(kinds, tokens=10, seqs=12, heads=heads, spare=40, blocks=None if heads else 60)
+            bench.add([0], 10, n=10)
+            bench.add(list(range(9)), 5)
+            bench.run()
+            bench.check()
+
+
 def test_who_fits_alone_is_served_however_scattered_the_pages():
     """Full-length requests in the least arena of their plan; without a fresh start some of them ended with an error."""
     alone = 0

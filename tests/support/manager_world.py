@@ -194,17 +194,20 @@ class World:
 
     def run_step(self, asks: list[ScheduledRequest], given: Given, rng: random.Random) -> None:
         members = []
+        for name, deltas in given.deltas.items():  # of who is in the step, and of others that gave up blocks
+            person = self.people[name]
+            rows, person.rows = person.rows or [(0, []) for _ in self.groups], []
+            for g, delta in enumerate(deltas):
+                first, ids = rows[g]
+                person.rows.append((first + delta.drop_front, ids[delta.drop_front :][: delta.keep] + list(delta.ids)))
+        for name, person in self.people.items():
+            for g, row in enumerate(person.rows):
+                assert row == self.manager.table(name, g)
         for ask in asks:
             name, person = ask.request_id, self.people[ask.request_id]
             hit = given.cached_tokens.get(name, 0)
             start = person.computed if person.admitted else hit
             end = start + ask.num_scheduled
-            rows = person.rows or [(0, []) for _ in self.groups]
-            person.rows = []
-            for g, delta in enumerate(given.deltas[name]):
-                first, ids = rows[g]
-                person.rows.append((first + delta.drop_front, ids[delta.drop_front :][: delta.keep] + list(delta.ids)))
-                assert person.rows[g] == self.manager.table(name, g)
             self.seen["hit"] += hit > 0
             self.check_hit(person, hit, rng)
             for g, (retention, size) in enumerate(self.groups):

@@ -112,7 +112,7 @@ class NamedManager:
         changes: dict[int, dict[int, TableDelta]] = {row: {} for row in given.rows.tolist()}
         at = 0
         for row, group, drop, keep, count in zip(*(n.tolist() for n in given.deltas[:5]), strict=True):
-            changes[row][group] = TableDelta(drop, keep, tuple(given.deltas.ids[at : at + count].tolist()))
+            changes.setdefault(row, {})[group] = TableDelta(drop, keep, tuple(given.deltas.ids[at : at + count].tolist()))
             at += count
         assert at == len(given.deltas.ids)
         groups = range(self.real.requests.groups)
