@@ -7,6 +7,8 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # flash-attn without its kernels: its Python is what adapters are tested against. The second variable keeps its
 # set-up from asking for a CUDA build of torch.
 FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE
+# As pip does with what it copies; an editable install is compiled by whoever runs it first and may write there.
+COMPILE := $(BIN)/python -m compileall -q kvcore backends plugins
 FLASHINFER_LATER := $(VENV)-flashinfer-0.7
 # vLLM's compiled CPU kernels without what they ask for: the torch of .venv is the one they are built for.
 ENGINES := $(VENV)-engines
@@ -61,6 +63,7 @@ $(BIN)/python:
 $(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing kvcore into $(VENV); the first time takes some minutes"
 	$(PIP) -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
@@ -68,6 +71,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	$(PIP) --no-deps $$($(BIN)/python tests/gpu_contracts.py)
 	$(FLASH_ATTN_PYTHON) $(PIP) --no-build-isolation --no-deps flash-attn==2.8.3.post2
+	@$(COMPILE)
 	@touch $(VENV)/run.stamp $@
 
 # Another FlashInfer than that of .venv, in a folder that is put before it.
