@@ -173,5 +173,15 @@ def check_samples(sampling: SamplingParams, limits: Limits) -> None:
 
 
 # Keys that act only where a cache is filled.
-FILLING = ("sanitize", "prefix_caching", "salt", "hash", "eviction", "explain", "explain_history", "events")
+FILLING = (
+    "sanitize",
+    "prefix_caching",
+    "partial_reuse",
+    "salt",
+    "hash",
+    "eviction",
+    "explain",
+    "explain_history",
+    "events",
+)
 FILLED = frozenset({"model.package", "model.chat", *(f"cache.{k}" for k in FILLING)})

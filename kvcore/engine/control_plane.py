@@ -21,6 +21,7 @@ def make_manager(settings: EngineSettings, config: KVCacheConfig, registry: Regi
     return KVCacheManager(
         config,
         prefix_caching=cache.prefix_caching,
+        partial_reuse=cache.reuses_parts(g.block_size for g in config.kv_cache_groups),
         hash_name=cache.hash,
         namespace=namespace.encode(),
         eviction=eviction_policy(cache, registry),

@@ -39,9 +39,11 @@ class Writers:
 
     def compute_next_of(self, request: Request, hit: int) -> bool:
         """Whether one of them, not this one, computes the block that would lengthen this one's hit."""
-        end = hit + self._unit
+        if not self._by_start or request.keep_logits:
+            return False
         r = self._known
-        if not self._by_start or request.keep_logits or end >= r.known[request.row]:
+        end = (hit // self._unit + 1) * self._unit
+        if end >= r.known[request.row]:
             return False
         tokens = r.tokens.view(request.row)
         others = self._by_start.get(tokens[: self._unit].tobytes(), ())

@@ -67,6 +67,16 @@ class GroupRule:
         """Index of the first block that a query at `position`, or a later one, may read or write."""
         return self.retention.first_needed(position) // self.block_size if self.drops else 0
 
+    def reads_before(self, position: int) -> bool:
+        """Whether a query at `position`, or a later one, reads anything before it."""
+        return self.retention.first_needed(position) < position if self.drops else position > 0
+
+    def last_unread(self, position: int, least: int) -> int:
+        """The last position from `position` down whose queries read nothing before it; `least` where none is above."""
+        if type(self.retention) is Window and self.retention.size > 1:
+            return least
+        return next((p for p in range(position, least, -1) if not self.reads_before(p)), least)
+
     def first_blocks(self, positions: Ints) -> Ints:
         """`first_block` of each position."""
         retention, size = self.retention, self.block_size

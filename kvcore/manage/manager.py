@@ -39,6 +39,7 @@ class KVCacheManager(PrefixControl):
     Args:
         config: The plan of this rank.
         prefix_caching: Whether prefixes are reused.
+        partial_reuse: Whether a hit may end inside a block, which is then copied; else where blocks of all groups end.
         hash_name: ``sha256`` or ``xxh3-128``.
         namespace: Fingerprint of model and layout, where the digest chains start.
         eviction: Class of the eviction policy; least recently used when None.
@@ -60,6 +61,7 @@ class KVCacheManager(PrefixControl):
         config: KVCacheConfig,
         *,
         prefix_caching: bool = True,
+        partial_reuse: bool = False,
         hash_name: str = "sha256",
         namespace: bytes = b"",
         eviction: type[EvictionPolicy] | None = None,
@@ -84,11 +86,13 @@ class KVCacheManager(PrefixControl):
             namespace=namespace,
             events=self._events,
             enabled=prefix_caching,
+            partial=partial_reuse,
         )
         self._dead = DeadBlocks(self._pool, enabled=track_dead)
         self._pins = Pins(self._pool)
         known = self.requests, self._prefixes.cache, self._pool
-        self._explainer = Explainer(*known, explain_history, enabled=prefix_caching) if explain else None
+        unit = self._prefixes.unit
+        self._explainer = Explainer(*known, explain_history, enabled=prefix_caching, unit=unit) if explain else None
         if self._explainer is not None and self._explainer.enabled:
             self._events.listeners.append(self._explainer.see)
         self._open: Step | None = None  # begun, and nothing changed since
@@ -187,7 +191,7 @@ class KVCacheManager(PrefixControl):
         It is void once blocks change hands otherwise: by another step, a commit, a retirement, an extension, a fork,
         a free, or a reset.
         """
-        self._open = Step(self.requests, self._pool, self._prefixes.find)
+        self._open = Step(self.requests, self._pool, self._prefixes.find, self._prefixes.find_whole)
         return self._open
 
     def allocate(self, step: Step) -> StepAllocation:
@@ -244,7 +248,8 @@ class KVCacheManager(PrefixControl):
                 self._pool.share(found)
                 r.blocks.assign(row * r.groups + group, found)
             r.first[row, group] = first
-            r.end[row, group] = r.offered[row, group] = first + len(blocks)
+            r.end[row, group] = first + len(blocks)
+        r.offered[row] = hit.tokens // r.sizes
         r.epoch[row] = self._prefixes.epoch
         r.admitted[row] = r.entering[row] = True
         r.computed[row] = r.committed[row] = hit.tokens

@@ -256,8 +256,9 @@ class Requests:
         groups = np.tile(np.arange(self.groups), len(rows))
         none = np.zeros_like(flat)
         keeps = np.maximum(self.end[rows] - first, 0)
-        numbers = (rows.repeat(self.groups), groups, (first - before).ravel(), keeps.ravel(), none)
-        return TableDeltas(*(n.astype(np.int32) for n in numbers), np.zeros(0, np.int32))
+        drops = (first - before).ravel()
+        told = np.array((rows.repeat(self.groups), groups, drops, keeps.ravel(), none), np.int32)
+        return TableDeltas(told[0], told[1], told[2], told[3], told[4], told[0, :0])
 
     def take_all(self, rows: Ints) -> tuple[Ints, Ints]:
         """Take out all blocks of these requests, one request after the other; returns them and the row of each.

@@ -64,16 +64,20 @@ class Step:
         requests: The requests that have begun.
         pool: The blocks.
         find_hit: The longest prefix that the cache holds now for a row.
+        find_whole: That of whole blocks.
 
     Attributes:
         needs: By group, blocks to hand out.
         entries: What it admits.
     """
 
-    def __init__(self, requests: Requests, pool: BlockPool, find_hit: Callable[[int], Hit]) -> None:
+    def __init__(
+        self, requests: Requests, pool: BlockPool, find_hit: Callable[[int], Hit], find_whole: Callable[[int], Hit]
+    ) -> None:
         self.needs = [0] * requests.groups
         self.entries: list[Entry] = []
-        self._requests, self._pool, self._find_hit = requests, pool, find_hit
+        self._requests, self._pool = requests, pool
+        self._find_hit, self._find_whole = find_hit, find_whole
         self._parts: list[Part | Entry] = []
         self._asked = np.zeros(len(requests.limit), np.bool_)
         self._size = 0
@@ -138,21 +142,26 @@ class Step:
                 self._forget(row)
                 return missing
             return 0
-        entry, revived = self._enter(row, count)
-        missing = self._pool.missing(self._with(entry.need), self._revived | revived if revived else self._revived)
+        entry, revived = self._enter(row, count, self._find_hit(row))
+        missing = self._missing(entry, revived)
+        if missing and entry.hit.copied:  # a block that is copied takes the room of one that is needed
+            entry, revived = self._enter(row, count, self._find_whole(row))
+            missing = self._missing(entry, revived)
         if missing:
             return missing
         self._keep(entry, revived)
         return 0
 
+    def _missing(self, entry: Entry, revived: set[int]) -> int:
+        return self._pool.missing(self._with(entry.need), self._revived | revived if revived else self._revived)
+
     def enter(self, row: int, count: int) -> None:
         """Add a request that is not admitted yet, whether or not there are blocks for it; see `try_add`."""
-        self._keep(*self._enter(row, count))
+        self._keep(*self._enter(row, count, self._find_hit(row)))
 
-    def _enter(self, row: int, count: int) -> tuple[Entry, set[int]]:
-        """What admits the request, and the free blocks that only its hit revives."""
+    def _enter(self, row: int, count: int, hit: Hit) -> tuple[Entry, set[int]]:
+        """What admits the request with a hit, and the free blocks that only the hit revives."""
         r = self._requests
-        hit = self._find_hit(row)
         end, limit = hit.tokens + count, int(r.limit[row])
         if count < 1 or end > limit or self._has(row):
             self._refuse(np.array([row]), np.array([count]))
@@ -355,7 +364,9 @@ def _columns(*columns: Ints) -> Ints:
 def _as_part(entries: Sequence[Entry]) -> Part:
     numbers = np.array([(e.row, e.hit.tokens, e.end, e.limit) for e in entries], np.int64).reshape(-1, 4)
     rows, starts, ends, limits = np.ascontiguousarray(numbers.T)
-    return Part(rows, starts, ends, limits, Look(rows, starts, ends, np.array([e.need for e in entries], np.int64), ()))
+    copies = tuple((i, group) for i, entry in enumerate(entries) for group in entry.hit.copied)
+    need = np.array([e.need for e in entries], np.int64)
+    return Part(rows, starts, ends, limits, Look(rows, starts, ends, need, copies))
 
 
 def _join(parts: Sequence[Part]) -> Part:

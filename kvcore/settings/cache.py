@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -66,6 +66,11 @@ class CacheSettings:
         False, "check each step against a shadow of blocks and tables, poison content when it dies (NaN)"
     )
     prefix_caching: bool = key(True, "reuse the blocks of equal prompt beginnings")
+    partial_reuse: str = key(
+        "auto",
+        "reuse also the beginning of a block, by copy; auto: where groups have unlike block sizes",
+        choices=("auto", "true", "false"),
+    )
     salt: str = key("", "isolates the prefixes of tenants")
     hash: str = key("sha256", "digest of prefix blocks", choices=("sha256", "xxh3-128"))
     eviction: str = key("lru", "which cached block goes first; plugins bring more policies")
@@ -75,6 +80,8 @@ class CacheSettings:
     events: bool = key(False, "tell plugins what becomes and ceases to be cached (hook kvcore_cache_events)")
 
     def __post_init__(self) -> None:
+        # `true` arrives as the text "True".
+        object.__setattr__(self, "partial_reuse", str(self.partial_reuse).lower())
         check(self, "cache")
         if isinstance(self.dtype_by_kind, Mapping):
             object.__setattr__(self, "dtype_by_kind", _of_kinds(DtypeByKind, "dtype_by_kind", self.dtype_by_kind))
@@ -101,6 +108,10 @@ class CacheSettings:
                 got=self.block_size,
                 allowed=f"auto, or a number from 1 to {MOST}",
             )
+
+    def reuses_parts(self, block_sizes: Iterable[int]) -> bool:
+        """Whether a hit may end inside a block, given the block sizes of all groups."""
+        return len(set(block_sizes)) > 1 if self.partial_reuse == "auto" else self.partial_reuse == "true"
 
     @property
     def tokens_a_block(self) -> int | None:

@@ -79,6 +79,15 @@ def test_never_cached_token_and_granularity(explained) -> None:
     assert (second[1]["ours"], second[1]["theirs"]) == (100, 37)
 
 
+def test_with_parts_of_blocks_only_the_token_and_the_last_are_missed(explained) -> None:
+    """The same prompts: what was granularity is reused. A prompt that is cached whole lacks its last token."""
+    prompts = [words((1, 50)), words((1, 36), (100, 20)), words((1, 48))]
+    first, second, third = explained("llama", 30, prompts, "cache.partial_reuse=true")
+    assert first[0]["reason"] == "never_cached"
+    assert [(m["reason"], m["start"], m["tokens"]) for m in second] == [("token", 36, 19), ("granularity", 55, 1)]
+    assert [(m["reason"], m["start"], m["tokens"]) for m in third] == [("granularity", 47, 1)]
+
+
 def test_salt(explained, monkeypatch) -> None:
     """The second prompt is of another tenant."""
     begin = KVCacheManager.begin

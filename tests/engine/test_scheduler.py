@@ -42,6 +42,7 @@ class Bench:
         size: int = 4,
         heads: list[int] | None = None,
         spare: int = 0,
+        partial: bool = False,
     ) -> None:
         heads = heads or []  # packed, with so many KV heads a group
         shapes = zip(retentions, heads or [1] * len(retentions), strict=True)
@@ -59,7 +60,7 @@ class Bench:
         plan.require_fit()
         self.config = plan.configs[0]
         self.retentions = [g.spec.retention for g in self.config.kv_cache_groups]
-        self.manager = KVCacheManager(self.config, track_dead=True)
+        self.manager = KVCacheManager(self.config, track_dead=True, partial_reuse=partial)
         self.worker = FakeWorker(self.config)
         self.scheduler = Scheduler(
             self.manager, max_model_len=LENGTH, max_num_seqs=seqs, max_num_batched_tokens=tokens, hit_unit=size
@@ -136,7 +137,8 @@ def serve(bench, asks, data):
 @given(retentions, prompts, st.integers(1, 24), st.integers(3, 6), st.integers(0, 30), st.data())
 def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
     bench = Bench(kinds, tokens=tokens, seqs=seqs)
-    bench = Bench(kinds, tokens=tokens, seqs=seqs, blocks=bench.config.num_blocks + spare)
+    partial = data.draw(st.booleans())
+    bench = Bench(kinds, tokens=tokens, seqs=seqs, blocks=bench.config.num_blocks + spare, partial=partial)
     serve(bench, asks, data)
 
 
@@ -145,12 +147,12 @@ def test_every_text_is_right(kinds, asks, tokens, seqs, spare, data):
 def test_every_text_is_right_out_of_large_pages(kinds, asks, tokens, seqs, spare, data):
     """Down to the smallest arena of the plan: whoever fits alone is served, however scattered the pages have become."""
     heads = data.draw(st.lists(st.integers(1, 9), min_size=len(kinds), max_size=len(kinds)))
-    bench = Bench(kinds, tokens=tokens, seqs=seqs, heads=heads, spare=spare)
+    bench = Bench(kinds, tokens=tokens, seqs=seqs, heads=heads, spare=spare, partial=data.draw(st.booleans()))
     serve(bench, asks, data)
 
 
 def test_blocks_of_who_is_left_out_of_a_step_leave_its_table():
-    """Ten samples of a neighbour take all tokens of the step; what it gave up was handed out while its table named it."""
+    """Ten samples of a neighbour take all tokens; what it gave up was handed out while its table named it."""
     for kinds in ([Full(), Window(1)], [Window(4)], [Chunk(4), Full()]):
         for heads in (None, [1] * len(kinds)):
             bench = Bench(kinds, tokens=10, seqs=12, heads=heads, spare=40, blocks=None if heads else 60)
@@ -209,7 +211,7 @@ def test_admission_looks_once_at_each_request():
     with pytest.MonkeyPatch.context() as patch:
         add, enter = Step.add, Step._enter
         patch.setattr(Step, "add", lambda step, rows, counts: (looks.extend(rows), add(step, rows, counts))[1])
-        patch.setattr(Step, "_enter", lambda step, row, count: (looks.append(row), enter(step, row, count))[1])
+        patch.setattr(Step, "_enter", lambda step, row, *how: (looks.append(row), enter(step, row, *how))[1])
         bench.step()
     assert sorted(looks) == sorted(r.row for r in bench.requests)
     bench.run()

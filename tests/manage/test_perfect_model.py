@@ -22,11 +22,12 @@ class Pair:
         blocks = rng.choice((8, 20, 60)) + 1
         caching = rng.random() < 0.95
         self.groups = groups
-        self.real = NamedManager(config_of(groups, blocks), prefix_caching=caching)
-        self.model = PerfectManager(groups, blocks, caching=caching)
+        partial = rng.random() < 0.5
+        self.real = NamedManager(config_of(groups, blocks), prefix_caching=caching, partial_reuse=partial)
+        self.model = PerfectManager(groups, blocks, caching=caching, partial=partial)
         self.in_flight: list[int] = []
         self.names = 0
-        self.seen = {"hit": 0, "copy": 0, "evict": 0, "refused": 0, "reset": 0}
+        self.seen = {"hit": 0, "copy": 0, "evict": 0, "refused": 0, "reset": 0, "part": 0}
 
     def begin(self) -> None:
         rng = self.rng
@@ -65,6 +66,7 @@ class Pair:
         self.in_flight.append(given.step)
         self.seen["hit"] += any(right.hits.values())
         self.seen["copy"] += bool(right.copies)
+        self.seen["part"] += any(hit % size for hit in right.hits.values() for _, size in self.groups)
 
     def commit(self) -> None:
         if not self.in_flight:

@@ -103,7 +103,8 @@ class NamedManager:
         return step
 
     def blocks_short(self, asks: Sequence[ScheduledRequest]) -> int:
-        return self.fill(Step(self.real.requests, self.real._pool, self.real._prefixes.find), asks).short
+        prefixes = self.real._prefixes
+        return self.fill(Step(self.real.requests, self.real._pool, prefixes.find, prefixes.find_whole), asks).short
 
     def allocate(self, asks: NamedStep | Sequence[ScheduledRequest]) -> Given:
         step = asks.step if isinstance(asks, NamedStep) else self.fill(self.real.begin_step(), asks)
@@ -112,7 +113,8 @@ class NamedManager:
         changes: dict[int, dict[int, TableDelta]] = {row: {} for row in given.rows.tolist()}
         at = 0
         for row, group, drop, keep, count in zip(*(n.tolist() for n in given.deltas[:5]), strict=True):
-            changes.setdefault(row, {})[group] = TableDelta(drop, keep, tuple(given.deltas.ids[at : at + count].tolist()))
+            ids = tuple(given.deltas.ids[at : at + count].tolist())
+            changes.setdefault(row, {})[group] = TableDelta(drop, keep, ids)
             at += count
         assert at == len(given.deltas.ids)
         groups = range(self.real.requests.groups)

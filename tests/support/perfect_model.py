@@ -48,10 +48,13 @@ class PerfectManager:
         groups: (retention, block size) of each.
         num_blocks: Ids, the null block included.
         caching: Whether prefixes are reused.
+        partial: Whether the beginnings of blocks are.
     """
 
-    def __init__(self, groups: Sequence[tuple[Retention, int]], num_blocks: int, *, caching: bool = True) -> None:
-        self.groups, self.caching = groups, caching
+    def __init__(
+        self, groups: Sequence[tuple[Retention, int]], num_blocks: int, *, caching: bool = True, partial: bool = False
+    ) -> None:
+        self.groups, self.caching, self.partial = groups, caching, partial
         self.fresh = list(range(1, num_blocks))
         self.lru: list[int] = []
         self.pending: list[tuple[int, int]] = []  # (last reader, block) in the order of their release
@@ -69,19 +72,49 @@ class PerfectManager:
         return group, request.salt, tuple(request.tokens[: (block + 1) * self.groups[group][1]])
 
     def needed(self, group: int, length: int) -> range:
-        """The blocks that a query at `length` still reads."""
+        """The whole blocks that a query at `length` still reads."""
         retention, size = self.groups[group]
-        return range(retention.first_needed(length) // size, -(-length // size))
+        return range(retention.first_needed(length) // size, length // size)
+
+    def begun(self, group: int, request: Sequence_, length: int) -> list[int]:
+        """Cached blocks that hold what a query at `length` reads of the block that it lies in, best first.
+
+        The best one shares most with the prompt; of several the one that was cached first.
+        """
+        size = self.groups[group][1]
+        start, limit = length // size * size, len(request.tokens) - 1
+        shared: dict[int, int] = {}
+        for (g, salt, tokens), block in self.index.items():
+            if (g, salt) == (group, request.salt) and len(tokens) == start + size:
+                like = [a == b for a, b in zip(tokens, request.tokens[:limit], strict=False)]
+                common = like.index(False) if False in like else len(like)
+                if common >= length:
+                    shared[block] = common
+        return sorted(shared, key=lambda block: -shared[block])
+
+    def reads_inside(self, group: int, length: int) -> bool:
+        retention, size = self.groups[group]
+        return length % size > 0 and retention.first_needed(length) < length
+
+    def serves(self, group: int, request: Sequence_, length: int) -> bool:
+        if not all(self.key(group, request, b) in self.index for b in self.needed(group, length)):
+            return False
+        return not self.reads_inside(group, length) or bool(self.begun(group, request, length))
 
     def hit(self, request: Sequence_) -> int:
         """The longest prefix that all groups can serve, by trying each length."""
         limit = len(request.tokens) - 1 if self.caching else 0
         for length in range(limit, 0, -1):
-            if all(length % size == 0 for _, size in self.groups) and all(
-                self.key(g, request, b) in self.index for g in range(len(self.groups)) for b in self.needed(g, length)
-            ):
+            if not self.partial and any(length % size for _, size in self.groups):
+                continue
+            if all(self.serves(g, request, length) for g in range(len(self.groups))):
                 return length
         return 0
+
+    def found(self, group: int, request: Sequence_, length: int) -> list[int]:
+        """The blocks of a hit; the last one is copied where `reads_inside`."""
+        whole = [self.index[self.key(group, request, b)] for b in self.needed(group, length)]
+        return whole + self.begun(group, request, length)[: self.reads_inside(group, length)]
 
     # ---- blocks
 
@@ -135,8 +168,9 @@ class PerfectManager:
             if not request.ids:
                 hits[name] = start = self.hit(request)
                 for g in range(len(self.groups)):
-                    found = [self.index[self.key(g, request, b)] for b in self.needed(g, start)]
-                    revived |= {b for b in found if b in self.fresh or b in self.lru}
+                    revived |= {b for b in self.found(g, request, start) if b in self.fresh or b in self.lru}
+                    if self.reads_inside(g, start):
+                        copies[name].append(g)
                 ends = [start // size for _, size in self.groups]
             else:
                 start = request.computed
@@ -148,7 +182,7 @@ class PerfectManager:
                             holders[last] = holders.get(last, self.refs[last]) - 1
                             copies[name].append(g)
             used += sum(-(-(start + count) // size) - e for (_, size), e in zip(self.groups, ends, strict=True))
-            used += len(copies[name])
+            used += len(copies[name]) if request.ids else 0  # who enters counts the block as a new one
         return used + len(revived), hits, copies
 
     def short(self, asks: Sequence[tuple[str, int]]) -> int:
@@ -161,7 +195,7 @@ class PerfectManager:
             request = self.live[name]
             request.epoch = self.epoch
             for g, (retention, size) in enumerate(self.groups):
-                found = [self.index[self.key(g, request, b)] for b in self.needed(g, hit)]
+                found = self.found(g, request, hit)
                 for block in found:
                     self.share(block)
                 request.ids.append(found)

@@ -28,6 +28,7 @@ class Explainer:
         pool: The blocks, only read.
         history: How many forgotten blocks are remembered.
         enabled: Whether prefixes are cached at all.
+        unit: A hit ends on a multiple of this.
 
     Attributes:
         enabled: Whether a prompt can be reused; with states in the model none can.
@@ -36,12 +37,14 @@ class Explainer:
         ConfigError: `history` is not positive.
     """
 
-    def __init__(self, requests: Requests, cache: PrefixCache, pool: BlockPool, history: int, *, enabled: bool) -> None:
+    def __init__(
+        self, requests: Requests, cache: PrefixCache, pool: BlockPool, history: int, *, enabled: bool, unit: int
+    ) -> None:
         if history < 1:
             raise ConfigError(
                 "explain_history is not positive", field="cache.explain_history", got=history, allowed=">= 1"
             )
-        self._requests, self._cache = requests, cache
+        self._requests, self._cache, self._unit = requests, cache, unit
         self.enabled = enabled and cache.unit < STATE_TOKENS
         anchor = next((r for r in requests.rules if not r.drops), requests.rules[0])
         self._anchor = anchor.index
@@ -121,7 +124,7 @@ class Explainer:
 
     def admitted(self, row: int, hit: int) -> None:
         """A request enters with a hit of `hit` tokens; called before anything of it is stored."""
-        search = Search(self._requests, self._cache, self._tree, self._log, list(self._numbers), row)
+        search = Search(self._requests, self._cache, self._tree, self._log, list(self._numbers), row, self._unit)
         self._found[row] = search.explain(hit) if self.enabled else search.disabled()
 
 

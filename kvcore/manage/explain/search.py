@@ -19,7 +19,8 @@ class Search:
     2. Blocks that were known, and were forgotten; and those behind them, which cannot be reached without them.
     3. Blocks that a running request computes at this moment.
     4. What is cached below the last known block: under other conditions, or with another token.
-    5. Nothing: nobody had computed them. And what no hit can cover, because hits are whole blocks.
+    5. Nothing: nobody had computed them. And what no hit can cover: where hits are whole blocks the rest of one, and
+       always the last token.
 
     Args:
         requests: All requests; row `row` is the one that is admitted.
@@ -28,6 +29,7 @@ class Search:
         log: What was forgotten.
         conditions: What the marks of the tree stand for.
         row: The request.
+        unit: A hit ends on a multiple of this.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Search:
         log: EvictionLog,
         conditions: list[Conditions],
         row: int,
+        unit: int,
     ) -> None:
         self._requests, self._cache, self._tree, self._log = requests, cache, tree, log
         self._conditions, self._row = conditions, row
@@ -47,7 +50,7 @@ class Search:
         self._digests = requests.chain(row).digests
         self._missed: list[Missed] = []
         self._length = len(self._tokens)
-        self._possible = (self._length - 1) // cache.unit * cache.unit
+        self._possible = (self._length - 1) // unit * unit
 
     def disabled(self) -> Explanation:
         """Nothing is ever reused."""
@@ -105,7 +108,7 @@ class Search:
             lacking = [
                 (rule, block)
                 for rule in self._keeping
-                for block in range(at // rule.block_size, (at + unit) // rule.block_size)
+                for block in range(at // rule.block_size, min(at + unit, self._possible) // rule.block_size)
                 if not self._known(rule, block)
             ]
             step = min(unit - at % unit, self._possible - at)

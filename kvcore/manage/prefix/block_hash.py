@@ -125,20 +125,26 @@ class Chain:
     """The digests of one request so far, and the hash that runs over it.
 
     Attributes:
+        root: What stands before its first token.
         digests: One for each whole run of tokens.
         items: What some of its tokens stand for.
     """
 
-    __slots__ = ("digests", "items", "running")
+    __slots__ = ("digests", "items", "root", "running")
 
-    def __init__(self, running: Hash, items: tuple[Item, ...] = ()) -> None:
+    def __init__(self, root: bytes, running: Hash, items: tuple[Item, ...] = ()) -> None:
+        self.root = root
         self.digests: list[bytes] = []
         self.items = items
         self.running = running
 
+    def has_items(self, start: int, end: int) -> bool:
+        """Whether some of the tokens ``[start, end)`` stand for something else."""
+        return any(i.offset < end and start < i.offset + i.length for i in self.items)
+
     def copy(self) -> Chain:
         """The same prefix, to go on by itself."""
-        twin = Chain(self.running.copy(), self.items)
+        twin = Chain(self.root, self.running.copy(), self.items)
         twin.digests = self.digests[:]
         return twin
 
@@ -163,7 +169,8 @@ class BlockHasher:
         """The chain of a request, before its first token."""
         items = tuple(e for e in extras if not isinstance(e, Adapter))
         self._items = self._items or bool(items)
-        return Chain(self._new(self.encode_root(salt, extras)), items)
+        root = self.encode_root(salt, extras)
+        return Chain(root, self._new(root), items)
 
     def encode_root(self, salt: str, extras: Sequence[Extra]) -> bytes:
         """What every key of a request begins with: the salt, and the adapters in the order of their digests."""

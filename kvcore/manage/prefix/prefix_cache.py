@@ -10,6 +10,7 @@ import numpy as np
 
 from kvcore.errors import IntegrityError
 from kvcore.manage.group_rule import GroupRule, hash_block_size, hit_unit
+from kvcore.manage.prefix.siblings import Beginnings
 from kvcore.manage.ragged import Ints
 
 
@@ -17,14 +18,16 @@ class Hit(NamedTuple):
     """A prefix that can be attached.
 
     Attributes:
-        tokens: Its length n, a multiple of the lcm of the block sizes.
+        tokens: Its length n, a multiple of the lcm of the block sizes, or with partial reuse any length.
         first_blocks: Per group, index of the first block that it needs.
         blocks: Per group, the ids that cover ``[first_needed(n), n)``.
+        copied: Groups whose last block serves only up to n, and is copied before the rest of it is written.
     """
 
     tokens: int
     first_blocks: tuple[int, ...]
     blocks: tuple[list[int], ...]
+    copied: tuple[int, ...] = ()
 
 
 class PrefixCache:
@@ -99,49 +102,67 @@ class PrefixCache:
         """Tokens of the longest prefix of at most `limit` tokens that every group can serve."""
         return self.find(digests, limit).tokens
 
-    def _tail(self, rule: GroupRule, digests: Sequence[bytes], length: int) -> int:
-        """The longest prefix of at most `length` tokens, in hit units, that this group can serve."""
-        index, span, size = self._index[rule.index], self.spans[rule.index], rule.block_size
-        block = length // size - 1
-        first = rule.first_block(length)
-        while block >= first and length:
-            if digests[(block + 1) * span - 1] in index:
-                block -= 1
-                continue
-            # Every shorter prefix that still reaches over this block needs it too.
-            length = block * size // self.unit * self.unit
-            block, first = length // size - 1, rule.first_block(length)
-        return length
-
-    def find(self, digests: Sequence[bytes], limit: int) -> Hit:
+    def find(self, digests: Sequence[bytes], limit: int, beginnings: Beginnings | None = None) -> Hit:
         """The longest prefix of at most `limit` tokens that every group can serve, with its blocks; changes nothing.
 
         Groups that keep everything bound the length from above. The others then need only the blocks
         that a query behind the prefix still reads; whenever one of them cannot serve a length, the next
         shorter candidate is asked of all again, until they agree.
+
+        Args:
+            digests: Of the text, as far as `limit` at least.
+            limit: Tokens that may be reused.
+            beginnings: What its blocks share with cached ones; without it a hit ends where blocks of all groups end.
         """
-        length = limit // self.unit * self.unit
+        unit = self.unit if beginnings is None else 1
+        length = limit // unit * unit
         leading: dict[int, list[int]] = {}
         for rule in self._rules:
             if not rule.drops:
                 found = leading[rule.index] = self._leading(rule, digests, length)
-                length = min(length, len(found) * rule.block_size // self.unit * self.unit)
-        partial = [r for r in self._rules if r.drops]
+                reach = len(found) * rule.block_size
+                if beginnings is not None and reach < length:
+                    reach += beginnings.of(rule.index, len(found)).tokens
+                length = min(length, reach // unit * unit)
+        dropping = [r for r in self._rules if r.drops]
         while length:
             # The first group that falls short, if any.
-            served = next((n for r in partial if (n := self._tail(r, digests, length)) < length), length)
+            tails = (self._tail(r, digests, length, beginnings) for r in dropping)
+            served = next((n for n in tails if n < length), length)
             if served == length:
                 break
             length = served
-        firsts, rows = [], []
+        firsts, rows, copied = [], [], []
         for rule, index, span in zip(self._rules, self._index, self.spans, strict=True):
             first, end = rule.first_block(length), length // rule.block_size
             firsts.append(first)
             if rule.drops:
-                rows.append([index[digest] for digest in digests[(first + 1) * span - 1 : end * span : span]])
+                blocks = [index[digest] for digest in digests[(first + 1) * span - 1 : end * span : span]]
             else:
-                rows.append(leading[rule.index][:end])
-        return Hit(length, tuple(firsts), tuple(rows))
+                blocks = leading[rule.index][:end]
+            if beginnings is not None and length % rule.block_size and rule.reads_before(length):
+                blocks.append(beginnings.of(rule.index, end).block)
+                copied.append(rule.index)
+            rows.append(blocks)
+        return Hit(length, tuple(firsts), tuple(rows), tuple(copied))
+
+    def _tail(self, rule: GroupRule, digests: Sequence[bytes], length: int, beginnings: Beginnings | None) -> int:
+        """The longest prefix of at most `length` tokens, in hit units, that this group can serve."""
+        index, span, size = self._index[rule.index], self.spans[rule.index], rule.block_size
+        while length:
+            block = length // size
+            if beginnings is not None and length % size:
+                common = min(length, block * size + beginnings.of(rule.index, block).tokens)
+                length = rule.last_unread(length, common)
+            missing = length // size - 1
+            first = rule.first_block(length)
+            while missing >= first and digests[(missing + 1) * span - 1] in index:
+                missing -= 1
+            if missing < first:
+                break
+            # Every shorter prefix that still reaches over this block needs it too.
+            length = missing * size // self.unit * self.unit if beginnings is None else (missing + 1) * size - 1
+        return length
 
     def _leading(self, rule: GroupRule, digests: Sequence[bytes], limit: int) -> list[int]:
         """The blocks of the longest run from token 0 on, up to token `limit`."""

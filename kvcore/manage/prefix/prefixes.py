@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvcore.errors import RequestError
 from kvcore.manage.block_pool import BlockPool
-from kvcore.manage.group_rule import hash_block_size
+from kvcore.manage.group_rule import STATE_TOKENS, hash_block_size
 from kvcore.manage.prefix.block_hash import BlockHasher, Chain, Extra
 from kvcore.manage.prefix.prefix_cache import Hit, PrefixCache
+from kvcore.manage.prefix.siblings import Beginnings, Siblings
 from kvcore.manage.ragged import Ints
 from kvcore.manage.requests import Requests
 from kvcore.manage.watch.events import Cleared, EventLog, Removed, Stored
@@ -44,6 +45,7 @@ class Prefixes:
         namespace: See `BlockHasher`.
         events: Where changes are told.
         enabled: Whether anything is cached at all.
+        partial: Whether the beginning of a cached block is reused where the rest of it is unlike.
 
     Attributes:
         cache: The index.
@@ -51,11 +53,23 @@ class Prefixes:
     """
 
     def __init__(
-        self, requests: Requests, num_blocks: int, *, hash_name: str, namespace: bytes, events: EventLog, enabled: bool
+        self,
+        requests: Requests,
+        num_blocks: int,
+        *,
+        hash_name: str,
+        namespace: bytes,
+        events: EventLog,
+        enabled: bool,
+        partial: bool,
     ) -> None:
         self.enabled = enabled
         self.epoch = 0
         self.cache = PrefixCache(requests.rules, num_blocks)
+        # A state is of use at the one length that it was kept for.
+        partial = partial and enabled and self.cache.unit < STATE_TOKENS
+        sizes = [r.block_size for r in requests.rules] if partial else []
+        self._siblings = tuple(Siblings(num_blocks, size) for size in sizes)
         self._requests, self._events = requests, events
         self._hasher = BlockHasher(hash_block_size(requests.rules), name=hash_name, namespace=namespace)
         self._version = 0  # of the index
@@ -75,9 +89,23 @@ class Prefixes:
         digests = self._requests.chain(row).digests
         if limit // self._hasher.block_size > len(digests):
             self._hash_one(row, limit)
-        hit = self.cache.find(digests, limit)
+        hit = self.cache.find(digests, limit, self._beginnings(row, limit) if self._siblings else None)
         self._hits[row] = self._version, hit
         return hit
+
+    def find_whole(self, row: int) -> Hit:
+        """As `find`, of whole blocks alone, after it: nothing is copied."""
+        return self.cache.find(self._requests.chain(row).digests, int(self._requests.known[row]) - 1)
+
+    @property
+    def unit(self) -> int:
+        """The length of a hit is a multiple of this."""
+        return 1 if self._siblings else self.cache.unit
+
+    def _beginnings(self, row: int, limit: int) -> Beginnings:
+        r = self._requests
+        sizes, tokens = [rule.block_size for rule in r.rules], r.tokens.view(row)[:limit]
+        return Beginnings(self._siblings, sizes, self.cache.spans, r.chain(row), tokens)
 
     def forget(self, row: int) -> None:
         """A request enters or ends: its search is of no use any more."""
@@ -107,6 +135,8 @@ class Prefixes:
             if len(stored):
                 pool.set_cached(stored)
                 self._version += 1
+                if self._siblings:
+                    self._add_siblings(rows, group, first, count, set(stored.tolist()))
                 if self._events.enabled:
                     self._tell_stored(rows, group, first, count, set(stored.tolist()))
 
@@ -116,21 +146,36 @@ class Prefixes:
         begin, end = ((first + 1) * span - 1).tolist(), ((first + count) * span).tolist()
         return [digest for chain, i, j in zip(chains, begin, end, strict=True) for digest in chain.digests[i:j:span]]
 
+    def _add_siblings(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
+        for row, b, block, own in self._stored(rows, group, first, count, stored):
+            chain, size = self._requests.chain(row), len(own)
+            if not chain.has_items(b * size, (b + 1) * size):
+                parent = chain.digests[b * self.cache.spans[group] - 1] if b else chain.root
+                self._siblings[group].add(block, parent, own)
+
     def _tell_stored(self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]) -> None:
         r, span = self._requests, self.cache.spans[group]
+        for row, b, block, own in self._stored(rows, group, first, count, stored):
+            digests, origin = r.chain(row).digests, r.origin(row)
+            parent = digests[b * span - 1] if b else None
+            digest = digests[(b + 1) * span - 1]
+            tokens = tuple(own.tolist())
+            self._events.add(Stored(group, digest, block, parent, tokens, origin.salt, origin.adapters))
+
+    def _stored(
+        self, rows: Ints, group: int, first: Ints, count: Ints, stored: set[int]
+    ) -> Iterator[tuple[int, int, int, Ints]]:
+        """(row, index, block, tokens) of each block of `stored`, once, although a fork has it too."""
+        r = self._requests
         size = r.rules[group].block_size
         held = r.held(rows)[:, group].tolist()
         for i, (row, begin, number) in enumerate(zip(rows.tolist(), first.tolist(), count.tolist(), strict=True)):
-            digests, tokens, origin = r.chain(row).digests, r.tokens.view(row), r.origin(row)
-            blocks = r.blocks.view(row * r.groups + group)
+            tokens, blocks = r.tokens.view(row), r.blocks.view(row * r.groups + group)
             for b in range(begin, begin + number):
                 block = int(blocks[b - held[i]])
-                if block in stored:  # once, although a fork has it too
+                if block in stored:
                     stored.remove(block)
-                    parent = digests[b * span - 1] if b else None
-                    own = tuple(tokens[b * size : (b + 1) * size].tolist())
-                    digest = digests[(b + 1) * span - 1]
-                    self._events.add(Stored(group, digest, block, parent, own, origin.salt, origin.adapters))
+                    yield row, b, block, tokens[b * size : (b + 1) * size]
 
     def _hash(self, rows: Ints, tokens: Ints) -> Fresh:
         """Extend the chains of these requests over the whole runs of their first tokens."""
@@ -157,6 +202,8 @@ class Prefixes:
     def remove(self, blocks: Ints) -> None:
         """These blocks serve other content from now on."""
         for block, (group, digest) in zip(blocks.tolist(), self.cache.remove(blocks.tolist()), strict=True):
+            if self._siblings:
+                self._siblings[group].remove(block)
             if self._events.enabled:
                 self._events.add(Removed(group, digest, block))
         self._version += len(blocks)
@@ -165,6 +212,8 @@ class Prefixes:
         """Forget everything; returns the blocks that were known."""
         self.epoch += 1
         self._version += 1
+        for siblings in self._siblings:
+            siblings.clear()
         self._events.add(Cleared())
         return self.cache.clear()
 
