@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 # flash-attn without its kernels: its Python is what adapters are tested against. The second variable keeps its
 # set-up from asking for a CUDA build of torch.
 FLASH_ATTN_PYTHON := FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE
-# As pip does with what it copies; an editable install is compiled by whoever runs it first and may write there.
+# Installers compile what they copy; an editable install is compiled by whoever runs it first and may write there.
 COMPILE := $(BIN)/python -m compileall -q kvcore backends plugins
 FLASHINFER_LATER := $(VENV)-flashinfer-0.7
 # vLLM's compiled CPU kernels without what they ask for: the torch of .venv is the one they are built for.

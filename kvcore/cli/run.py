@@ -1,5 +1,6 @@
 """`kvcore run`: prompts in, texts out, on the paged cache, with what it took to get there."""
 
+# ruff: noqa: RUF009  (`key` makes a dataclass field)
 from __future__ import annotations
 
 import time
@@ -24,6 +25,7 @@ class Keys(EngineRoot):
     """An engine, and its prompts."""
 
     prompts: str | None = key(None, "UTF-8 file of prompts, one a line, empty lines skipped")
+    salts: list[str] | None = key(None, "a salt for each prompt: only prompts of equal salt share prefixes")
 
 
 COMMAND = Command(
@@ -54,7 +56,8 @@ def execute(job: Job[Keys]) -> Result:
         tokenizer = Tokenizer.load(built.settings.model_path) if built.settings.model_path else None
         llm = LLM(built.settings, job.registry, display.stage, tokenizer)
         ready = time.perf_counter()
-        outputs = llm.generate(prompts, job.composed.config.sampling, chat=built.chat, on_progress=display.samples)
+        asked = job.composed.config
+        outputs = llm.generate(prompts, asked.sampling, chat=built.chat, salts=asked.salts, on_progress=display.samples)
     plan = llm.plan.as_dict()
     stats = {**llm.stats(), "startup_seconds": ready - started}
     document = {

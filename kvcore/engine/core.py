@@ -106,6 +106,7 @@ class EngineCore:
         sampling: SamplingParams,
         *,
         forced: Sequence[int] | None = None,
+        salt: str = "",
         keep_logits: bool = False,
         eos_token_ids: Iterable[int] = (),
     ) -> Request:
@@ -117,6 +118,7 @@ class EngineCore:
             sampling: How tokens are chosen.
             forced: Tokens to append instead of sampled ones (teacher forcing); none is sampled, so prompt and
                 forced tokens may fill `max_model_len`.
+            salt: Only requests of equal salt share prefixes; any text without NUL, for one tenant of many.
             keep_logits: Send the logits of every position to the logits sink.
             eos_token_ids: Ids that end this text beside those of the model, such as a chat's end of turn.
 
@@ -129,6 +131,8 @@ class EngineCore:
             raise RequestError(
                 "this can be no request's name", field="request_id", got=repr(request_id), allowed=allowed
             )
+        if not isinstance(salt, str) or "\0" in salt:
+            raise RequestError("this can be no salt", field="salt", got=repr(salt), allowed="a text without NUL")
         if forced is None:
             self.check(prompt_ids, sampling)
         else:
@@ -139,6 +143,7 @@ class EngineCore:
             sampling=sampling,
             arrival=self._arrivals,
             forced=None if forced is None else tuple(map(int, forced)),
+            salt=salt,
             keep_logits=keep_logits,
             unforked=sampling.n - 1 if forced is None else 0,
             eos_token_ids=frozenset(eos_token_ids),

@@ -123,6 +123,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         chat: bool = False,
+        salts: Sequence[str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Output]:
         """Answer all prompts in one continuous batch.
@@ -131,6 +132,7 @@ class LLM:
             prompts: Texts.
             sampling: How tokens are chosen; the default is greedy, 64 tokens.
             chat: Wrap each prompt in the tokenizer's chat template.
+            salts: One for each prompt: only prompts of equal salt share prefixes.
             on_progress: Called after each token with (samples finished, samples in all, tokens so far).
 
         Returns:
@@ -142,7 +144,7 @@ class LLM:
         """
         sampling = sampling or SamplingParams()
         done: dict[tuple[int, int], Output] = {}
-        for tokens, event in enumerate(self.stream(prompts, sampling, chat=chat), 1):
+        for tokens, event in enumerate(self.stream(prompts, sampling, chat=chat, salts=salts), 1):
             if event.output is not None:
                 done[event.prompt_index, event.sample] = event.output
             if on_progress is not None:
@@ -150,7 +152,12 @@ class LLM:
         return [done[key] for key in sorted(done)]
 
     def stream(
-        self, prompts: Sequence[str], sampling: SamplingParams | None = None, *, chat: bool = False
+        self,
+        prompts: Sequence[str],
+        sampling: SamplingParams | None = None,
+        *,
+        chat: bool = False,
+        salts: Sequence[str] | None = None,
     ) -> Iterator[StreamEvent]:
         """Answer all prompts in one continuous batch, yielding text as it comes.
 
@@ -159,6 +166,8 @@ class LLM:
         sampling = sampling or SamplingParams()
         self._check_idle()
         _check_texts(prompts)
+        if salts is not None and (isinstance(salts, str) or len(salts) != len(prompts)):
+            raise RequestError("there is one salt a prompt", field="salts", got=salts, allowed=f"{len(prompts)} texts")
         encoded = [self.tokenizer.encode(prompt, chat=chat) for prompt in prompts]
         for ids in encoded:
             self.core.check(ids, sampling)
@@ -167,7 +176,8 @@ class LLM:
         texts: dict[tuple[int, int], TextStream] = {}
         try:
             for request_id, i in roots.items():
-                self.core.add_request(request_id, encoded[i], sampling, eos_token_ids=ends)
+                salt = salts[i] if salts is not None else ""
+                self.core.add_request(request_id, encoded[i], sampling, salt=salt, eos_token_ids=ends)
             while self.core.has_unfinished:
                 for new in self.core.step():
                     if new.request.request_id not in roots:  # somebody's own, added to `core` meanwhile

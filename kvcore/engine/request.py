@@ -40,6 +40,7 @@ class Request:
         sample: Which of the n samples of a prompt this is, from 0.
         forced: Tokens to append instead of sampled ones (teacher forcing), or None. Such a request ends when all
             of its tokens are computed, and samples none.
+        salt: Only requests of equal salt share prefixes.
         keep_logits: Whether the logits of every position are wanted.
         num_cached_tokens: Prompt tokens served by the prefix cache at the first admission; None before it.
         explanation: Why the rest of the prompt was not served by it, with `cache.explain`; None before, and without.
@@ -57,6 +58,7 @@ class Request:
     arrival: int
     sample: int = 0
     forced: tuple[int, ...] | None = None
+    salt: str = ""
     keep_logits: bool = False
     num_cached_tokens: int | None = None
     explanation: Explanation | None = None
@@ -142,6 +144,7 @@ class Request:
                 sampling=self.sampling,
                 arrival=self.arrival + i,
                 sample=self.sample + i,
+                salt=self.salt,
                 keep_logits=self.keep_logits,
                 num_cached_tokens=self.num_cached_tokens,
                 explanation=self.explanation,

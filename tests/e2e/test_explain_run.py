@@ -13,7 +13,6 @@ from support.engines import make_llm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvcore.cli import main
-from kvcore.manage.manager import KVCacheManager
 
 WORDS = 200
 # Requests one after the other, blocks of 16 tokens.
@@ -88,12 +87,10 @@ def test_with_parts_of_blocks_only_the_token_and_the_last_are_missed(explained) 
     assert [(m["reason"], m["start"], m["tokens"]) for m in third] == [("granularity", 47, 1)]
 
 
-def test_salt(explained, monkeypatch) -> None:
-    """The second prompt is of another tenant."""
-    begin = KVCacheManager.begin
-    salts = iter("ab" * 2)
-    monkeypatch.setattr(KVCacheManager, "begin", lambda *a, salt, **k: begin(*a, salt=next(salts), **k))
-    _, missed = explained("llama", 30, [words((1, 50))] * 2)
+def test_salt(explained) -> None:
+    """The second prompt is of another tenant, the third of the same."""
+    _, missed, again = explained("llama", 30, [words((1, 50))] * 3, "salts=[a,b,b]")
+    assert [m["reason"] for m in again] == ["granularity"]
     assert [(m["reason"], m["tokens"]) for m in missed] == [("salt", 48), ("granularity", 2)]
 
 
