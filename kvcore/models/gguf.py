@@ -29,7 +29,7 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
         ModelError: It is no GGUF file, or of a kind whose tokens transformers would get wrong.
     """
     import torch
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _check_kind(source)
@@ -52,7 +52,10 @@ def convert(source: Path, directory: Path, progress: Progress) -> None:
     model.config.save_pretrained(directory)
     model.generation_config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    save_model(model, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    weights = model.state_dict()
+    if model.config.tie_word_embeddings:  # one matrix, under the name that every reader looks for
+        del weights["lm_head.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     progress("converting weights", 1.0)
 
 

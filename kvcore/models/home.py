@@ -14,7 +14,7 @@ from pathlib import Path
 from kvcore.errors import ModelError
 
 # Raised when converted files change, so that older ones are not taken for new.
-CONVERSION = 2
+CONVERSION = 3
 PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 
 

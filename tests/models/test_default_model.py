@@ -36,6 +36,8 @@ def test_weights_are_those_of_the_file(reader):
         columns, rows = (int(n) for n in tensor.shape)
         want = q4_1(tensor.data, rows, columns)
         assert np.array_equal(weights[f"model.{label}.weight"], want)
+    assert "model.embed_tokens.weight" in weights
+    assert "lm_head.weight" not in weights
     assert len(weights) == len(reader.tensors) == 272
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from models.tiny import reference_model, tiny_model
+from models.tiny_specs import SMALL, SPECS
 
 from kvcore.errors import ModelError
 from kvcore.models.gguf import convert
+from kvcore.models.weights import read_header, weight_bytes
 
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -100,6 +102,27 @@ def test_converted_model_is_the_same_model(tmp_path, tmp_path_factory):
     assert "quantization_config" not in config
     ended = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (ended["bos_token_id"], ended["eos_token_id"]) == (0, 0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_inputs_matrix_is_stored_under_its_own_name(tied, tmp_path, monkeypatch):
+    """Tied, the outputs have none: readers beside transformers look for the inputs' name alone."""
+    monkeypatch.setitem(SPECS, f"llama_tied_{tied}", ("LlamaConfig", dict(SMALL, tie_word_embeddings=tied)))
+    original = reference_model(tiny_model(f"llama_tied_{tied}", tmp_path))
+    state = gguf_state(original)
+    if tied:
+        del state["output.weight"]  # as llama.cpp writes it
+    convert(write_gguf(tmp_path / "a.gguf", state), tmp_path / "out", silent)
+    converted = reference_model(tmp_path / "out")
+    ids = torch.arange(1, 40)[None]
+    with torch.no_grad():
+        assert torch.allclose(original(ids).logits, converted(ids).logits, atol=1e-6)
+    assert converted.config.tie_word_embeddings == tied
+    stored = read_header(tmp_path / "out" / "model.safetensors")
+    wide = {n for n, entry in stored.items() if entry["shape"] == [256, 64]}
+    assert wide == {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+    loaded = sum(p.numel() * p.element_size() for p in converted.parameters())
+    assert weight_bytes(tmp_path / "out", "float32", tied=tied, quantized=False) == loaded
 
 
 def test_quantized_weights_lose_nothing_more(tmp_path, tmp_path_factory):

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def asked(folder):
     """A job for each model."""
-    return {"smollm2": jobs.smollm2(folder), **jobs.tiny(folder)}
+    return {"smollm2": jobs.smollm2(), **jobs.tiny(folder)}
 
 
 @pytest.fixture(scope="module")
