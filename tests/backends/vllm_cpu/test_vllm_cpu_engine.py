@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from kvcore_vllm_cpu.install import AVX512, cpu_flags
 from models.tiny import tiny_model
 from models.tiny_specs import SPECS
 from support.engines import make_llm
@@ -12,7 +13,6 @@ from support.reference import NEAR_TIE
 import kvcore
 from kvcore.cli import main
 from kvcore.engine.settings import SamplingParams
-from kvcore.testing.oracle.tolerance import UNIT_ROUNDOFF
 
 pytestmark = pytest.mark.usefixtures("wheel")
 LENGTHS, NEW = (70, 33, 20, 5), 24
@@ -76,19 +76,22 @@ def test_greedy_tokens_and_logits_of_every_kind_of_layer(model, name):
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "fp8_e4m3")])
-def test_half_precision_and_fp8_caches(model, dtype, stored):
+def test_half_precision_and_fp8_caches_cost_what_they_cost_torch(model, dtype, stored):
+    """Distances from the logits of float32, root mean square over all of them."""
+    if stored == "fp8_e4m3" and not cpu_flags() >= AVX512:
+        pytest.skip("vLLM's fp8 needs AVX-512")
     path, texts = model("llama_64"), prompts()
-    lens = [len(t) - 4 for t in texts]
-    found = {}
-    for backend in ("torch", "vllm_cpu"):
+
+    def logits(backend, dtype="float32", stored="auto"):
         keys = (f"model.path={path}", f"model.dtype={dtype}", f"cache.dtype={stored}", f"backend={backend}")
         limits = ("cache.num_blocks=40", "engine.max_model_len=128", "engine.max_num_batched_tokens=48", "device=cpu")
         llm = kvcore.LLM(*keys, *limits)
         assert set(llm.backends.values()) == {backend}
-        found[backend] = llm.score(texts, prompt_lens=lens)
-    for a, b in zip(found["vllm_cpu"], found["torch"], strict=True):
-        # Four roundings, in each of two layers.
-        assert float((a - b).abs().max()) <= 4 * 2**0.5 * UNIT_ROUNDOFF[dtype] * float(b.abs().max())
+        return torch.cat(llm.score(texts, prompt_lens=[len(t) - 4 for t in texts])).double()
+
+    exact = logits("torch")
+    mine, theirs = (float((logits(b, dtype, stored) - exact).square().mean().sqrt()) for b in ("vllm_cpu", "torch"))
+    assert mine <= 1.25 * theirs
 
 
 def test_kvcore_run_gives_torchs_tokens_for_the_sample_prompts(capsys):
