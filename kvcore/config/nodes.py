@@ -12,6 +12,10 @@ from kvcore.config.hydra_session import SCHEMA_NAME
 from kvcore.config.schema import Root
 from kvcore.registry.registry import Registry
 
+# How Hydra logs, helps, launches and sweeps as an application, which it is not here: to read that takes a third of the
+# time of a composition.
+_UNUSED = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
+
 _MADE: WeakKeyDictionary[Registry, dict[type[Root], DictConfig]] = WeakKeyDictionary()
 
 
@@ -24,10 +28,10 @@ def root_node(registry: Registry, root: type[Root]) -> DictConfig:
 
 
 def defaults_list(registry: Registry, root: type[Root]) -> list[Any]:
-    """Hydra's defaults list: the schema, then a preset for each node that has one, none for each backend."""
+    """The schema, then a preset for each node that has one, none for each backend, nor of those of Hydra itself."""
     chosen = [{f.name: f.metadata["preset"]} for f in fields(root) if f.metadata.get("preset")]
     backends = [{f"backends/{name}": None} for name in sorted(registry.backends)] if _has(root, "backends") else []
-    return [SCHEMA_NAME, *chosen, *backends, "_self_"]
+    return [SCHEMA_NAME, *chosen, *backends, *({f"override hydra/{name}": None} for name in _UNUSED), "_self_"]
 
 
 def _has(root: type[Root], name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageMetadata, entry_points
 from typing import Any
 
 from kvcore.registry.hookspecs import PROJECT
@@ -76,10 +76,11 @@ class PluginRecord:
 def installed_sources() -> list[PluginSource]:
     """The entry points of group ``kvcore`` of every installed distribution, sorted by name."""
     points = sorted(entry_points(group=PROJECT), key=lambda p: (p.name, p.value))
-    return [_source(p) for p in points]
+    # Read once each: a distribution parses its metadata again for whoever asks for its name, and for its version.
+    facts = {dist: dist.metadata for dist in {p.dist for p in points} if dist is not None}
+    return [_source(p, None if p.dist is None else facts[p.dist]) for p in points]
 
 
-def _source(point: EntryPoint) -> PluginSource:
-    dist = point.dist
-    name, version = (dist.name, dist.version) if dist is not None else ("unknown", "unknown")
+def _source(point: EntryPoint, facts: PackageMetadata | None) -> PluginSource:
+    name, version = ("unknown", "unknown") if facts is None else (facts["Name"], facts["Version"])
     return PluginSource(point.name, name, version, point.load)
