@@ -40,13 +40,15 @@ class WhereKeys:
     alibi: str | None = key(None, "true or false")
     phase: str | None = key(None, "prefill, chunked, decode, multi_token, mixed, prefix_hit, ...")
     options: str | None = key(None, "given, or the options that a case changes, such as layout=hnd")
-    context: str | None = key(None, "tokens of the longest sequence: 1-256, 257-512, 513-1024, 1025-4096 or 4097+")
+    context: str | None = key(
+        None, "tokens of the longest sequence: 1-256, 257-512, 513-1024, 1025-4096, 4097-32768 or 32769+"
+    )
     rows: str | None = key(None, "most tokens of one sequence in the step: 1, 2-64, 65-256 or 257+")
     tokens: str | None = key(None, "tokens of the step: 1-128, 129-1024 or 1025+")
     sequences: str | None = key(None, "sequences of the step: 1-8, 9-32, 33-128, 129-256 or 257+")
     blocks: str | None = key(None, "kernel blocks of the longest sequence: 1-64, 65-128 or 129+")
-    heads: str | None = key(None, "query heads: 1-16, 17-39, 40-63 or 64+")
-    kv_heads: str | None = key(None, "KV heads: 1-3, 4-7, 8-31 or 32+")
+    heads: str | None = key(None, "query heads: 1-16, 17-39, 40-63, 64-127 or 128+")
+    kv_heads: str | None = key(None, "KV heads: 1-3, 4-7, 8-31, 32-63 or 64+")
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ COMBINED: Mapping[str, dict[str, Any]] = {
     "softcap+sinks+scale": {"softcap": 1.5, "sinks": True, "scale": 0.3},
     "everything": {"window": 9, "softcap": 2.0, "alibi": True, "sinks": True, "scale": 0.25, "gqa": 3},
 }
-# Sweeps of level full alone.
+# Sweeps of level full alone, and those whose values are all asked in every phase at level quick: kernels for decode and
+# for prefill each have their own last block.
 AT_FULL = ("odd_head_dim",)
+BOTH_WAYS = ("block_size",)
 Sweep = dict[str, tuple[dict[str, Any], Sequence[str]]]
 
 
@@ -77,9 +79,9 @@ def sweeps(base: Base) -> dict[str, Sweep]:
             f"{a}x{b}": ({"head_dim": a, "head_dim_v": b}, ("decode", "mixed"))
             for a, b in ((2 * d, d), (d, 2 * d), (192, 128))
         },
-        # 3P is no power of two. The largest for decode alone: a prefill of several takes an interpreter long.
+        # 3P is no power of two.
         "block_size": {
-            name: ({"block_size": n}, ("decode",) if n == 128 else ("mixed", "decode"))
+            name: ({"block_size": n}, ("mixed", "decode"))
             for name, n in (("4", 4), ("16", 16), ("32", 32), ("64", 64), ("128", 128), ("3P", 3 * p))
             if n != p
         },

@@ -61,7 +61,7 @@ def level_2(m: CaseBuilder) -> Iterator[Case]:
         for name, (changes, phases) in values.items():
             first = next(p for p in turns if p in phases)
             for phase in phases:
-                quick = phase == first and axis not in ax.AT_FULL
+                quick = (phase == first or axis in ax.BOTH_WAYS) and axis not in ax.AT_FULL
                 yield m.attend(f"{axis}={name}", phase, tier="quick" if quick else "full", **changes)
     yield from _windows(m)
     for name, changes in ax.COMBINED.items():

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 
 # Per axis, the last number of each range but the open one.
 BOUNDS: Mapping[str, tuple[int, ...]] = {
-    "context": (256, 512, 1024, 4096),
+    "context": (256, 512, 1024, 4096, 32768),
     "rows": (1, 64, 256),
     "tokens": (128, 1024),
     "sequences": (8, 32, 128, 256),
     "blocks": (64, 128),
-    "heads": (16, 39, 63),
-    "kv_heads": (3, 7, 31),
+    "heads": (16, 39, 63, 127),
+    "kv_heads": (3, 7, 31, 63),
 }
 
 

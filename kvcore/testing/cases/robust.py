@@ -83,6 +83,14 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
                 placement=placement,
             )
         yield case("attend", f"layers=3.{placement}", "decode", layers=3, placement=placement, kernel_ratio=2)
+    many: dict[str, dict[str, Any]] = {
+        "base": {},
+        "alibi": {"alibi": True},
+        "sinks": {"sinks": True},
+        "fp8_e4m3_tensor": {**ax.QUANTIZED["fp8_e4m3_tensor"], "k_scale": 0.3, "v_scale": 0.3},
+    }
+    for name, changes in many.items():
+        yield case("attend", f"layers=12.{name}", "decode", layers=12, **changes)
     for name, quant in ax.QUANTIZED.items():
         yield case(
             "attend",
@@ -97,7 +105,7 @@ def level_3(m: CaseBuilder) -> Iterator[Case]:
         )
     for phase in ("decode", "mixed"):
         yield case("offsets", "offsets>2^31", phase)
-        yield case("attend", "ids>2^15", phase, least_blocks=2**15 + 2**12)
+        yield case("attend", "ids>2^16", phase, least_blocks=2**16 + 2**12)
     yield from random_steps(m)
 
 

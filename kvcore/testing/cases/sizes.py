@@ -17,14 +17,16 @@ from kvcore.testing.cases.case import Case, Seq
 Changes = dict[str, Any]
 CONTEXTS = (256, 512, 1024, 4096)
 SEQUENCES = (33, 129, 300)
-# Query heads and KV heads: 40 and 64 query heads; groups of 2 to 32; 2 to 32 KV heads.
-HEADS = ((40, 8), (64, 4), (64, 2), (64, 32), (16, 16), (32, 4))
+# Query heads and KV heads: up to 128 and 64; groups of 1 to 32, and one of 71, which no tile of a power of two fits.
+HEADS = ((40, 8), (64, 4), (64, 2), (64, 32), (16, 16), (32, 4), (128, 8), (64, 64), (71, 1))
+# Past what 15 bits count, and past 32 partitions of 1,024 keys.
+FAR = 33_000
 # Features whose facts are one number a head.
 PER_HEAD: Mapping[str, Changes] = {
     "base": {},
     "alibi": {"alibi": True},
     "sinks": {"sinks": True, "lse": True},
-    "fp8_e5m2_head": {"cache_dtype": "fp8_e5m2", "quant": "head", "k_scale": 0.3},
+    "fp8_e5m2_head": {"cache_dtype": "fp8_e5m2", "quant": "head", "k_scale": 0.3, "v_scale": 0.3},
     "int8_token_head": {"cache_dtype": "int8", "quant": "token_head"},
 }
 
@@ -32,7 +34,10 @@ PER_HEAD: Mapping[str, Changes] = {
 def sizes(m: CaseBuilder) -> Iterator[Case]:
     """The cases of level 2 that are about size."""
     yield from _contexts(m)
+    yield from _far(m)
     yield from _prefills(m)
+    yield from _deep(m)
+    yield from _exact(m)
     yield from _steps(m)
     yield from _many_sequences(m)
     yield from _many_blocks(m)
@@ -77,7 +82,13 @@ def _contexts(m: CaseBuilder) -> Iterator[Case]:
     """Contexts past each partition size, with every feature that sums over keys."""
     for n, context in enumerate(CONTEXTS):
         turns = cycle(("decode", "multi_token") if n % 2 else ("multi_token", "decode"))
-        for name, changes in over_keys(context).items():
+        features = over_keys(context)
+        features |= {
+            "head_dim_v": {"head_dim_v": 2 * m.base.head_dim},
+            "layout=1": {"layout": 1},
+            "layers=2": {"layers": 2},
+        }
+        for name, changes in features.items():
             first = next(turns)
             for phase in ("decode", "multi_token"):
                 # A plain context is asked both ways: decode and prefill are kernels of their own.
@@ -91,6 +102,22 @@ def _contexts(m: CaseBuilder) -> Iterator[Case]:
                 )
 
 
+def _far(m: CaseBuilder) -> Iterator[Case]:
+    """A context of tens of thousands of tokens, and windows and chunks as long as those of models."""
+    features = over_keys(FAR)
+    features["window"] = {"window": 4096}
+    features["chunk"] = {"chunk": 8192}
+    for name in ("base", "sinks", "lse", "alibi", "softcap", "window", "chunk"):
+        yield m.attend(
+            f"context={FAR}.{name}",
+            "decode",
+            seqs=(Seq(FAR, 1), Seq(6, 1)),
+            num_kv_heads=1,
+            tier="quick" if name in ("base", "alibi", "window") else "full",
+            **features[name],
+        )
+
+
 def _prefills(m: CaseBuilder) -> Iterator[Case]:
     """Hundreds of rows of one sequence, from nothing and behind a cached prefix."""
     p = m.base.block_size
@@ -99,7 +126,7 @@ def _prefills(m: CaseBuilder) -> Iterator[Case]:
         features = over_keys(rows)
         features["bidirectional"] = {"causal": False}
         for name, changes in features.items():
-            quick = rows == 300 or name in ("base", "window")
+            quick = rows == 300 or name in ("base", "window", "chunk")
             for computed in (0, 2 * p + 3):
                 yield m.attend(
                     f"rows={rows}.{name}",
@@ -113,6 +140,24 @@ def _prefills(m: CaseBuilder) -> Iterator[Case]:
 
 # Asked behind a cached prefix at level quick, the others from nothing.
 _BEHIND = ("window", "chunk", "sinks", "fp8_e4m3_tensor", "softcap")
+
+
+def _deep(m: CaseBuilder) -> Iterator[Case]:
+    """A prefill of many rows that begins past a thousand cached tokens."""
+    for name, changes in over_keys(1100).items():
+        yield m.attend(f"rows=130.deep.{name}", "chunked", seqs=(Seq(1100, 130),), num_kv_heads=1, **changes)
+
+
+def _exact(m: CaseBuilder) -> Iterator[Case]:
+    """Rows, tokens and sequences that fill tiles and buckets to the last place, so that nothing of them is padding."""
+    p = m.base.block_size
+    for rows in (64, 128, 256):
+        yield m.attend(f"rows={rows}.base", "prefill", seqs=(Seq(0, rows),), num_kv_heads=1)
+        yield m.attend(f"rows={rows}.base", "chunked", seqs=(Seq(p, rows),), num_kv_heads=1, tier="full")
+    for count in (32, 128, 256):
+        seqs = tuple(Seq(1 + (5 * i) % (3 * p), 1) for i in range(count))
+        tier = "full" if count == 256 else "quick"
+        yield m.attend(f"sequences={count}.base", "decode", seqs=seqs, num_kv_heads=1, tier=tier)
 
 
 def _steps(m: CaseBuilder) -> Iterator[Case]:

@@ -81,6 +81,9 @@ def level_1(m: CaseBuilder) -> Iterator[Case]:
             f"cache_dtype={name}.packed", placement="packed", layers=2, neighbour="window", kernel_ratio=2, **changes
         )
         yield write(f"cache_dtype={name}.padding", variant="padding", **changes)
+    yield write(
+        "cache_dtype=fp8_e4m3_tensor.layers=12", "decode", layers=12, k_scale=0.3, **ax.QUANTIZED["fp8_e4m3_tensor"]
+    )
     # A constant scale can be too small for a token: codes must stop at the largest, and not wrap round or be NaN.
     for stored, quant in product(("int8", "fp8_e4m3", "fp8_e5m2"), ("tensor", "head", "token_head")):
         yield write(

@@ -92,8 +92,8 @@ def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, gro
         case.query(),
         alibi_slopes=own(_slopes(case, cache.layer)) if case.alibi else None,
         sinks=own(_sinks(case, rng)) if case.sinks else None,
-        k_scale=own(_constant_scale(case, case.k_scale, cache.layer)),
-        v_scale=own(_constant_scale(case, case.v_scale, cache.layer)),
+        k_scale=own(_constant_scale(case, case.k_scale, 1 + cache.layer / 4)),
+        v_scale=own(_constant_scale(case, case.v_scale, 1 + cache.layer / 3)),
         shared=case.variant == "shared",
     )
     query, mask = layer.query, layer.query.mask
@@ -174,9 +174,9 @@ def _sinks(case: Case, rng: np.random.Generator) -> Array:
     return np.asarray(1 + apart_H + np.linspace(0, most, case.num_heads))
 
 
-def _constant_scale(case: Case, value: float, layer: int) -> Array | None:
-    """[] or [K] scales; no two layers and no two heads alike."""
-    mine = value * (1 + layer / 4)
+def _constant_scale(case: Case, value: float, growth: float) -> Array | None:
+    """[] or [K] scales; no two heads alike, nor two layers; those of keys and values part from layer to layer."""
+    mine = value * growth
     if case.quant == "tensor":
         return np.asarray(mine)
     if case.quant == "head":

@@ -272,4 +272,68 @@ MUTANTS = (
         cases=("attend.head_dim=320",),
         past=("head_dim", 257),
     ),
+    # -- past what other engines were tested with
+    _size(
+        "positions_of_15_bits",
+        broken="positions are 16-bit integers, and the 32,769th key lies before the first",
+        file="kernels.py",
+        old="key_Sp = first_S[:, None] + torch.arange(keys)",
+        new="key_Sp = (first_S[:, None] + torch.arange(keys)).to(torch.int16).long()",
+        cases=("attend.context=33000.alibi", "attend.context=33000.window"),
+        past=("context", 32769),
+    ),
+    _size(
+        "outputs_of_64_heads",
+        broken="the 65th query head has the output of the first",
+        file="kernels.py",
+        old="out = (shares[..., None] * outs).sum(0)",
+        new="out = (shares[..., None] * outs).sum(0)\nout = out[:, torch.arange(out.shape[1]) % 64]",
+        cases=("attend.heads=128x8", "attend.heads=71x1"),
+        past=("heads", 65),
+    ),
+    _size(
+        "numbers_of_32_kv_heads",
+        broken="the 33rd KV head holds what the first does",
+        file="backend.py",
+        old="wide = x_SpKD.float()",
+        new="wide = x_SpKD.float()[:, :, torch.arange(x_SpKD.shape[2]) % 32]",
+        cases=("attend.heads=64x64",),
+        past=("kv_heads", 33),
+    ),
+    _size(
+        "softcap_of_1024_keys",
+        broken="in a prefill, keys past the first 1,024 have scores without soft-cap",
+        file="kernels.py",
+        old="scores = query.softcap * torch.tanh(scores / query.softcap)",
+        new="capped = query.softcap * torch.tanh(scores / query.softcap)\n"
+        "far = (first_S >= 1024)[:, None, None, None] & (queries > 64)\n"
+        "scores = torch.where(far, scores, capped)",
+        cases=("attend.rows=130.deep.softcap", "attend.rows=130.deep.everything"),
+    ),
+    # -- buckets that are filled to the last place
+    _size(
+        "full_bucket_of_queries",
+        broken="a bucket of 64 queries or more that is full loses one",
+        file="step.py",
+        old="most = bucket(QUERY_BUCKETS, max(counts))",
+        new="most = bucket(QUERY_BUCKETS, max(counts))\ncounts = [n - (n == most > 16) for n in counts]",
+        cases=("attend.rows=64", "attend.rows=256"),
+    ),
+    _size(
+        "full_bucket_of_sequences",
+        broken="a bucket of 32 sequences or more that is full loses the last",
+        file="step.py",
+        old="many = bucket(SEQUENCE_BUCKETS, len(sequences))",
+        new="many = bucket(SEQUENCE_BUCKETS, len(sequences))\n"
+        "sequences = sequences[: len(sequences) - (len(sequences) == many > 8)]",
+        cases=("attend.sequences=32", "attend.sequences=128"),
+    ),
+    _size(
+        "last_block_of_a_prefill",
+        broken="in blocks of 32 and 64 tokens, a prefill does not see the last one",
+        file="step.py",
+        old="used = int(part.counts_host[s])",
+        new="used = int(part.counts_host[s])\nused -= int(size in (32, 64) and 1 < min(count, used))",
+        cases=("attend.block_size=32.mixed", "attend.block_size=64.mixed"),
+    ),
 )

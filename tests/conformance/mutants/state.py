@@ -76,4 +76,54 @@ MUTANTS = (
         cases=("attend.base",),
         victim="partitioned",
     ),
+    Mutant(
+        "one_scale_if_the_first_layer_has_one",
+        "L2",
+        "where keys and values of the first layer share a scale, those of later layers do",
+        "backend.py",
+        'found = layer.k_scale if name == "k" else layer.v_scale',
+        "if layer.cache_id.layer == 0:\n"
+        "    self.same = layer.k_scale.equal(layer.v_scale)\n"
+        'found = layer.k_scale if name == "k" or self.same else layer.v_scale',
+        cases=("attend.heads=40x8.fp8_e5m2_head", "attend.heads=64x4.fp8_e5m2_head"),
+        victim="partitioned",
+    ),
+    Mutant(
+        "writes_with_8_scales",
+        "L1",
+        "the ninth layer writes with the scale of the first",
+        "backend.py",
+        "scaled = x_TKD.float() / self.scale(layer, name)",
+        'kept = self.__dict__.setdefault("scales", {})\n'
+        "kept[layer.cache_id.layer, name] = self.scale(layer, name)\n"
+        "scaled = x_TKD.float() / kept[layer.cache_id.layer % 8, name]",
+        cases=("write.cache_dtype=fp8_e4m3_tensor.layers=12",),
+        victim="partitioned",
+    ),
+    Mutant(
+        "reads_with_8_scales",
+        "L3",
+        "the ninth layer reads with the scale of the first",
+        "backend.py",
+        "return wide if layer.query.quant is None else wide * self.scale(layer, name)",
+        "if layer.query.quant is None:\n"
+        "    return wide\n"
+        'kept = self.__dict__.setdefault("read", {})\n'
+        "kept[layer.cache_id.layer, name] = self.scale(layer, name)\n"
+        "return wide * kept[layer.cache_id.layer % 8, name]",
+        cases=("attend.layers=12.fp8_e4m3_tensor",),
+        victim="partitioned",
+    ),
+    Mutant(
+        "partition_of_the_first_layer",
+        "L2",
+        "what the first layer found in the first of several partitions serves for the layers after it",
+        "backend.py",
+        "found_SHQV, found_SHQ = reduce(facts, parts)",
+        'kept = call.__dict__.setdefault("kept", parts[0])\n'
+        "parts = parts if len(parts) == 1 else [kept, *parts[1:]]\n"
+        "found_SHQV, found_SHQ = reduce(facts, parts)",
+        cases=("attend.context=256.layers=2", "attend.context=512.layers=2"),
+        victim="partitioned",
+    ),
 )

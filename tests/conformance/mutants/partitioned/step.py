@@ -12,7 +12,7 @@ from kvcore.attention.batch import Batch, GroupBatch
 
 SEQUENCE_BUCKETS = (1, 8, 32, 128, 512, 2048)
 QUERY_BUCKETS = (1, 16, 64, 256, 1024, 4096)
-COLUMN_BUCKETS = (16, 64, 256, 1024, 4096)
+COLUMN_BUCKETS = (16, 64, 256, 1024, 4096, 16384)
 
 
 @dataclass
