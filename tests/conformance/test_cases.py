@@ -14,6 +14,7 @@ from kvcore.testing.cases.case import AXES
 from kvcore.testing.cases.extents import BOUNDS, extents
 from kvcore.testing.checks.cell import CHECKS
 from kvcore.testing.checks.context import Context, Instance
+from kvcore.testing.checks.effect import hidden
 
 
 def context(case):
@@ -63,7 +64,7 @@ def test_blocks_of_one_token():
 def test_quick_cases_stay_small():
     """An interpreter runs some hundred tiles a second; what is large is large along one axis."""
     found = [c for c in all_cases("quick") if c.seqs]
-    assert np.median([c.cost for c in found]) < 100
+    assert np.median([c.cost for c in found]) < 150
     assert max(c.cost for c in found) < 5000
     assert sum(c.cost for c in cover(found)) < 40_000
 
@@ -76,15 +77,16 @@ def test_every_size_is_asked_at_level_quick():
 
 
 def not_shown(level, base):
-    """Cases that attend and end as anything but passed: the kit's own check of effect ends the others."""
+    """What cases that attend do not show, as the kit itself finds out after each of them."""
     # The scenes are planned for torch, which serves no latents.
-    cases = [c for c in all_cases(level, base) if c.check == "attend" and c.stores == "kv"]
-    return [(r.case.id, r.reason) for r in run("torch", cases, probe_refused=False) if r.outcome != "passed"]
+    cases = [c for c in all_cases(level, base) if (c.check, c.stores) == ("attend", "kv") and c.phase != "random"]
+    found = {c.id: hidden(context(c).scene()) for c in cases}
+    return {case: words for case, words in found.items() if words}
 
 
 def test_every_feature_and_size_has_an_effect():
     """A case that would pass with its feature ignored, or a part of its keys lost, proves nothing."""
-    assert not_shown("quick", Base("float16", 64, 16)) == []
+    assert not_shown("quick", Base("float16", 64, 16)) == {}
 
 
 @pytest.mark.long
@@ -98,7 +100,7 @@ def test_every_feature_and_size_has_an_effect():
     ],
 )
 def test_every_feature_and_size_has_an_effect_around_other_bases(level, base):
-    assert not_shown(level, base) == []
+    assert not_shown(level, base) == {}
 
 
 def test_what_shows_nothing_is_no_pass():

@@ -154,7 +154,7 @@ def test_the_matrix_names_the_profiles():
     registry = Registry()
     registry.backends["latents"] = LatentSpec
     registry.backends["torch"] = installed().backend("torch")
-    done = conform(["latents", "torch"], registry=registry)
+    done = conform(["latents", "torch"], level="fast", registry=registry)
     cells = {(c.value, c.backend): c.outcome for c in done.matrix() if c.feature == "profile"}
     assert cells == {
         ("latent", "latents"): "passed",

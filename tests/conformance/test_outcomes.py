@@ -12,6 +12,7 @@ from kvcore.errors import BackendUnavailableError, BackendUnsupportedError, Conf
 from kvcore.registry.loader import installed
 from kvcore.registry.registry import Registry
 from kvcore.testing import all_cases, conform, run
+from kvcore.testing.checks.runner import selected
 from kvcore.testing.report.html import page
 from kvcore.testing.report.table import text
 
@@ -62,7 +63,7 @@ def test_layouts_may_refuse_by_name():
 
     spec = liar(declares={"layouts": classmethod(layouts)})
     spec.refusing = spec
-    results = run(spec)
+    results = run(spec, level="fast") + run(spec, where={"cache_dtype": "fp8_e4m3", "context": "1-256"})
     assert not [(r.case.id, r.reason) for r in results if r.outcome == "failed"]
     refused = [r for r in results if r.outcome == "unsupported" and r.case.stored_dtype == "fp8_e4m3"]
     assert {r.reason for r in refused} == {"layouts=cache_dtype=fp8_e4m3 (allowed: ['int8'])"}
@@ -225,7 +226,9 @@ def test_a_refused_block_size_is_unsupported():
         found = TorchSpec.layouts(spec, facts, options)
         return [LayoutOption(o.layout, KernelBlocks(sizes=(8, 16))) for o in found]
 
-    found = {r.case.id: r for r in run(liar(declares={"layouts": classmethod(layouts)}), level="quick")}
+    spec = liar(declares={"layouts": classmethod(layouts)})
+    cases = selected(spec, level="fast") + [c for c in selected(spec) if "block_size=" in c.id]
+    found = {r.case.id: r for r in run(spec, cases)}
     assert [r.case.id for r in found.values() if r.outcome == "failed"] == []
     assert found["L2.attend.block_size=1.mixed"].outcome == "unsupported"
     assert "8 or 16" in found["L2.attend.block_size=1.mixed"].reason
@@ -276,7 +279,9 @@ def one_bad():
 
 
 def test_the_run_goes_on_and_the_report_says_it_all(capsys):
-    done = conform("all", where={"mask": "causal", "phase": "mixed"}, registry=one_bad())
+    few = {"mask": "causal", "phase": "mixed", "head_dim": "32", "head_dim_v": "32", "gqa": "2", "context": "1-256"}
+    few |= {"sequences": "1-8", "rows": "2-64", "cache_dtype": "float32", "heads": "1-16", "blocks": "1-64"}
+    done = conform("all", where=few, registry=one_bad())
     document = json.loads(json.dumps(done.as_dict()))
     assert {b["name"] for b in document["backends"]} == {"bad", "old", "torch"}
     assert document["backends"][1]["summary"] == {"passed": 0, "failed": 1, "unsupported": 0, "skipped": 0}

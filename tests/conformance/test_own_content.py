@@ -10,7 +10,8 @@ import kvcore.backend as kv
 from kvcore.testing import run
 from kvcore.testing.checks.runner import selected
 
-ASK = {"where": {"phase": "mixed", "mask": "causal"}}
+FEW = {"phase": "mixed", "mask": "causal", "context": "1-256", "sequences": "1-8", "heads": "1-16", "rows": "2-64"}
+ASK = {"where": FEW}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def failures(spec, content, **ask):
 
 def test_the_tutorial_s_content_is_proven(example):
     content = example["storage"].NormedKV
-    results = run(example["spec"].ExampleSpec, content=content)
+    results = run(example["spec"].ExampleSpec, content=content, level="fast")
     assert [(r.case.id, r.reason) for r in results if r.outcome == "failed"] == []
     passed = [r.case for r in results if r.outcome == "passed"]
     assert {c.check for c in passed} >= {"content", "write", "copies", "attend", "padded", "steps", "placement"}
@@ -133,7 +134,7 @@ def test_a_layout_that_forgets_a_field_dies(example):
             )
             return super().layouts(kv.KVCacheSpec(plain, spec.retention), facts, options)
 
-    found = failures(Forgets, example["storage"].NormedKV, level="quick")
+    found = failures(Forgets, example["storage"].NormedKV, level="fast")
     assert "L0.layouts" in found
 
 
@@ -157,7 +158,7 @@ def test_one_that_says_nothing(example):
     class Silent(example["storage"].NormedKV):
         encode = kv.Content.encode
 
-    found = failures(example["spec"].ExampleSpec, Silent, level="quick")
+    found = failures(example["spec"].ExampleSpec, Silent, level="fast")
     assert "does not say how it is encoded" in found["L0.content"]
     assert "read_as_written = True" in found["L0.content"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations, cycle
 from typing import Any
 
@@ -32,7 +33,12 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
     Returns:
         Cases with distinct ids, in order of level.
     """
-    maker = CaseBuilder(base or Base())
+    return list(_all_cases(level, base or Base(), tuple(levels)))
+
+
+@cache
+def _all_cases(level: str, base: Base, levels: tuple[str, ...]) -> tuple[Case, ...]:
+    maker = CaseBuilder(base)
     found: dict[str, Case] = {}
     makers = (level_0, level_1, level_2, level_3, level_4, level_5)
     for name, make in zip(LEVELS, makers, strict=True):
@@ -41,8 +47,8 @@ def all_cases(level: str = "quick", base: Base | None = None, levels: Sequence[s
         for case in make(maker):
             if case.tier == "quick" or level == "full":
                 found.setdefault(case.id, case)
-    cases = list(found.values())
-    return cover(cases, BUDGETS["fast"]) if level == "fast" else cases
+    cases = tuple(found.values())
+    return tuple(cover(cases, BUDGETS["fast"])) if level == "fast" else cases
 
 
 def level_2(m: CaseBuilder) -> Iterator[Case]:

@@ -125,9 +125,10 @@ class Cell:
         used = seat.instance.used
         try:
             with torch.inference_mode():
-                measure = CHECKS[case.check](Context(case, seat.instance))
+                context = Context(case, seat.instance)
+                measure = CHECKS[case.check](context)
                 if used and case.level != "L0" and (self.proof == "device" or case.cost <= CHEAP):
-                    measure = measure.worse(self._on_a_fresh_instance(case))
+                    measure = measure.worse(self._on_a_fresh_instance(context))
         except Refused as refused:
             return self._refused_later(case, refused)
         except CannotJudge as missing:
@@ -136,10 +137,10 @@ class Cell:
             seat.before.append(case)
         return self.result(case, "passed", None, measure.error, measure.tolerance)
 
-    def _on_a_fresh_instance(self, case: Case) -> Measure:
+    def _on_a_fresh_instance(self, context: Context) -> Measure:
         """The case once more; what earlier cases left behind may have made it right."""
         try:
-            return CHECKS[case.check](Context(case, Instance(self._seat(case).target), again=True))
+            return CHECKS[context.case.check](context.on(Instance(context.target)))
         except CheckFailure as failure:
             reason = f"on a fresh instance, though not on one that other cases used: {failure}"
             raise CheckFailure(reason, error=failure.error, tolerance=failure.tolerance) from failure

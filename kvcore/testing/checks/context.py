@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvcore.attention.backend import AttentionBackend
 from kvcore.testing.cases.case import Case
@@ -59,6 +59,11 @@ class Context:
     case: Case
     instance: Instance
     again: bool = False
+    _scenes: dict[tuple[int, int], Scene] = field(default_factory=dict, repr=False)
+
+    def on(self, instance: Instance) -> Context:
+        """The case once more, on another instance of the same backend; what was made of it serves again."""
+        return replace(self, instance=instance, again=True)
 
     @property
     def target(self) -> Target:
@@ -71,5 +76,10 @@ class Context:
         return self.instance.get()
 
     def scene(self, *, seed: int = 0, elements: int = 0) -> Scene:
-        """The case made real."""
-        return Scene(self.case, self.target, seed=seed, elements=elements)
+        """The case made real; every call gives one that nothing has touched."""
+        if (seed, elements) not in self._scenes:
+            made = Scene(self.case, self.target, seed=seed, elements=elements)
+            if made.large:
+                return made  # a copy would touch the memory that it leaves out
+            self._scenes[seed, elements] = made
+        return self._scenes[seed, elements].anew()

@@ -22,8 +22,7 @@ def check_merge(context: Context) -> Measure:
         raise CheckFailure("the case asks for a log-sum-exp")
     out, lse = result.out.double().cpu().numpy(), result.lse.double().cpu().numpy()
     merged_out, merged_lse = merge([(out[i], lse[i]) for i in range(len(out))])
-    held = [scene.keys_and_values(layer, i) for i in range(len(scene.case.seqs))]
-    keys, values = (np.concatenate(parts) for parts in zip(*held, strict=True))
+    keys, values = (np.concatenate(parts) for parts in scene.numbers(layer))
     whole = attention(layer.rules(), layer.q[:1].double().cpu().numpy(), [keys], [values], [len(keys) - 1], [1])
     q = layer.query
     # Each part may be off by its own tolerance, and its weight by the error of its log-sum-exp.

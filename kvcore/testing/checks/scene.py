@@ -7,6 +7,8 @@ The plan, the tables and the batch are the core's own, as an engine makes them. 
 from __future__ import annotations
 
 import random
+from copy import copy
+from functools import cached_property
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,8 +22,10 @@ from kvcore.memory.batch_builder import BatchBuilder
 from kvcore.memory.block_table import BlockTables
 from kvcore.memory.dtypes import torch_dtype
 from kvcore.memory.views import field_tensors
+from kvcore.spec.cache_spec import CacheId
 from kvcore.testing.cases.case import Case
 from kvcore.testing.cases.planning import Target, plan_case
+from kvcore.testing.checks.held import Held
 from kvcore.testing.checks.scene_layer import SceneLayer, make_layer
 from kvcore.testing.oracle import stored
 from kvcore.testing.oracle.attention import Answer, Array, Rules, sees
@@ -44,7 +48,6 @@ class Scene:
         config: The plan.
         arena: Its bytes, on the device.
         layers: The layers, those of the neighbour last.
-        batch: The step.
         slots: Per KV group and sequence, the slot of each token; -1 where no block is held.
 
     Raises:
@@ -59,12 +62,35 @@ class Scene:
         self.arena = Arena(self.config.total_bytes, target.device)
         self._hold_blocks()
         self.layers = self._make_layers()
+        self._kept = {x.layer.cache_id: Held(x) for x in self.layers}
         self._fill()
-        self.views = {c: field_tensors(self.arena, self.config, c) for c in self.specs}
-        self.builder = BatchBuilder(self.config, len(case.seqs) + 2, case.tokens + 4, target.device)
-        self.batch = self.build()
+
+    def anew(self) -> Scene:
+        """The same scene as nothing has touched it yet, in an arena of its own; for scenes that are not used."""
+        other = copy(self)
+        other.arena = Arena(self.config.total_bytes, self.target.device)
+        other.arena.raw.copy_(self.arena.raw)
+        other.layers = [layer.anew() for layer in self.layers]
+        other.slots = [[list(slots) for slots in rows] for rows in self.slots]
+        other.held = [set(blocks) for blocks in self.held]
+        return other
 
     # -- the step ------------------------------------------------------------------------------------
+
+    @cached_property
+    def views(self) -> dict[CacheId, dict[str, torch.Tensor]]:
+        """What a backend sees of each cache."""
+        return {c: field_tensors(self.arena, self.config, c) for c in self.specs}
+
+    @cached_property
+    def builder(self) -> BatchBuilder:
+        """Makes batches of the case's sequences."""
+        return BatchBuilder(self.config, len(self.case.seqs) + 2, self.case.tokens + 4, self.target.device)
+
+    @cached_property
+    def batch(self) -> Batch:
+        """The step."""
+        return self.build()
 
     def build(self) -> Batch:
         """The batch of the step; the one before becomes invalid."""
@@ -148,9 +174,17 @@ class Scene:
             layer: The layer.
             written: Whether a backend has written the step's own tokens; else they count as the oracle encodes them.
         """
-        seqs = range(len(self.case.seqs))
-        keys, values = zip(*(self.keys_and_values(layer, s, written=written) for s in seqs), strict=True)
-        return list(keys), list(values)
+        seqs, found = self.case.seqs, self._kept[layer.layer.cache_id].values
+        if layer.rounds_freely and written and not layer.layer.shared:
+            found = {name: x.copy() for name, x in found.items()}
+            new_N = np.concatenate([np.arange(s.length) >= s.computed for s in seqs])
+            now = self.fields_at(layer, self.step_slots(layer.kv_group))
+            for name, x in stored.decode(layer.content, now, layer.scales).items():
+                found[name][new_N] = x
+        if "latent" in found:
+            found = {"k": found["latent"], "v": found["latent"][:, :, : layer.query.head_dim_v]}
+        ends = np.cumsum([s.length for s in seqs])[:-1]
+        return np.split(found["k"], ends), np.split(found["v"], ends)
 
     def sees_all(self, rules: Rules, s: int, tokens: slice) -> bool:
         """Whether some query of a sequence sees all of these tokens."""
@@ -162,19 +196,6 @@ class Scene:
         """Bool [t, n]: which tokens of a sequence each of its queries of the step sees."""
         seq = self.case.seqs[s]
         return sees(rules, np.arange(seq.computed, seq.length)[:, None], np.arange(seq.length))
-
-    def keys_and_values(self, layer: SceneLayer, s: int, *, written: bool = True) -> tuple[Array, Array]:
-        """Keys and values [n, K, D] of a sequence as the cache holds them; see `numbers`."""
-        dense = {name: layer.dense(name)[s] for name in stored.written(layer.content)}
-        numbers = stored.decode(layer.content, stored.encode(layer.content, dense, layer.scales), layer.scales)
-        if layer.rounds_freely and written and not layer.layer.shared:
-            new = self.case.seqs[s].computed
-            now = self.fields_at(layer, self.slots[layer.kv_group][s][new:])
-            for name, values in stored.decode(layer.content, now, layer.scales).items():
-                numbers[name] = np.concatenate([numbers[name][:new], values])
-        if "latent" in numbers:
-            return numbers["latent"], numbers["latent"][:, :, : layer.query.head_dim_v]
-        return numbers["k"], numbers["v"]
 
     def fields_at(self, layer: SceneLayer, slots: list[int]) -> dict[str, torch.Tensor]:
         """What some slots of a layer hold now, field by field [slots, *axes]."""
@@ -249,21 +270,22 @@ class Scene:
         if self.target.spec.reads_unwritten_slots:
             for group, held in zip(self.config.kv_cache_groups, self.held, strict=True):
                 soften(memory, self.config, group, sorted(held))
-        self.paged = PagedBytes(memory, self.config)
+        paged = PagedBytes(memory, self.config)
         for layer in self.layers:
-            for s in range(len(self.case.seqs)):
-                self._write_history(layer, s)
+            self._write_history(paged, layer)
         if self.arena.device.type != "cpu":
             self.arena.raw.copy_(torch.from_numpy(memory.view(np.int8)))
 
-    def _write_history(self, layer: SceneLayer, s: int) -> None:
+    def _write_history(self, paged: PagedBytes, layer: SceneLayer) -> None:
         """Tokens that some query of the step sees, and, for a shared cache, the step's own tokens."""
-        seq = self.case.seqs[s]
-        end = seq.length if layer.layer.shared else seq.computed
-        tokens = np.flatnonzero(self.seen(layer.rules(), s)[:, :end].any(axis=0)).tolist()
-        slots = [self.slots[layer.kv_group][s][j] for j in tokens]
+        tokens, slots, start = list[int](), list[int](), 0
+        for s, seq in enumerate(self.case.seqs):
+            end = seq.length if layer.layer.shared else seq.computed
+            mine = np.flatnonzero(self.seen(layer.rules(), s)[:, :end].any(axis=0)).tolist()
+            tokens += [start + j for j in mine]
+            slots += [self.slots[layer.kv_group][s][j] for j in mine]
+            start += seq.length
         if not tokens:
             return
-        dense = {name: layer.dense(name)[s] for name in stored.written(layer.content)}
-        for field, values in stored.encode(layer.content, dense, layer.scales).items():
-            self.paged.write(layer.layer.cache_id, field, slots, values[tokens])
+        for field, values in self._kept[layer.layer.cache_id].fields.items():
+            paged.write(layer.layer.cache_id, field, slots, values[tokens])

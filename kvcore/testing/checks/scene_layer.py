@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from kvcore.testing.oracle import stored
 from kvcore.testing.oracle.attention import Array, Rules
 
 # Keys that decide a row, and the bias of the farthest key under the smallest slope.
-FEW, REACH = 8, 4
+FEW, REACH = 8, 2
 
 
 @dataclass
@@ -68,6 +68,14 @@ class SceneLayer:
     def rules(self) -> Rules:
         """What the oracle needs."""
         return self.own
+
+    def anew(self) -> SceneLayer:
+        """The same with tensors and numbers of its own, for a backend or a check that changes some."""
+        names = ("alibi_slopes", "sinks", "k_scale", "v_scale")
+        tensors: dict[str, torch.Tensor | None] = {name: getattr(self.layer, name) for name in names}
+        layer = replace(self.layer, **{n: None if t is None else t.clone() for n, t in tensors.items()})  # type: ignore[arg-type]
+        k, v = ([x.copy() for x in numbers] for numbers in (self.k, self.v))
+        return replace(self, layer=layer, q=self.q.clone(), k=k, v=v)
 
 
 def make_layer(cache: CacheId, spec: KVCacheSpec, case: Case, kv_group: int, group: int, device: str) -> SceneLayer:

@@ -98,6 +98,8 @@ def attention(
     values: Sequence[Array],
     num_computed: Sequence[int],
     num_scheduled: Sequence[int],
+    *,
+    conditioned: bool = True,
 ) -> Answer:
     """Attention of the last `num_scheduled` tokens of each sequence over its keys.
 
@@ -108,6 +110,7 @@ def attention(
         values: Per sequence [n, K, Dv].
         num_computed: Per sequence, the position of its first query.
         num_scheduled: Per sequence, its queries.
+        conditioned: Whether the condition is asked for; else it is all zeros.
     """
     tokens, heads, _ = q_THD.shape
     wide, flat = (tokens, heads, values[0].shape[2]), (tokens, heads)
@@ -126,7 +129,8 @@ def attention(
             if len(visible):
                 rows = slice(row + first, row + first + len(positions))
                 distance_tn = np.abs(positions[:, None] - visible)
-                _piece(rules, answer, rows, q_THD[rows], k[visible], v[visible], seen_tn[:, visible], distance_tn)
+                piece = q_THD[rows], k[visible], v[visible], seen_tn[:, visible], distance_tn
+                _piece(rules, answer, rows, *piece, conditioned=conditioned)
         row += scheduled
     return answer
 
@@ -140,6 +144,8 @@ def _piece(
     v_nKV: Array,
     seen_tn: npt.NDArray[np.bool_],
     distance_tn: npt.NDArray[np.int64],
+    *,
+    conditioned: bool,
 ) -> None:
     """Some queries of one sequence; query head h reads KV head ``h // (H / K)``."""
     count, heads = q_tHD.shape[:2]
@@ -171,9 +177,11 @@ def _piece(
     p_Krn = np.exp(logit_Krn - np.where(blind, 0.0, lse_Kr)[..., None])
     out_KrV = p_Krn @ v_KnV
     lse_Kr[:, blind] = -np.inf
+    answer.out_THV[rows], answer.lse_TH[rows] = by_token(out_KrV), by_token(lse_Kr)
+    if not conditioned:
+        return
     size_Krn = abs(rules.scale) * (np.abs(q_KrD) @ np.abs(k_KnD).swapaxes(1, 2))
     condition = _condition(rules, q_KrD, k_KnD, v_KnV, p_Krn, out_KrV, slope_of_cap, size_Krn + bias_Krn)
-    answer.out_THV[rows], answer.lse_TH[rows] = by_token(out_KrV), by_token(lse_Kr)
     for whole, part in zip(answer.condition, condition, strict=True):
         whole[rows] = by_token(part)
 

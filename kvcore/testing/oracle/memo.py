@@ -17,6 +17,7 @@ from kvcore.testing.oracle.attention import Answer, Array, Rules, attention
 # Bytes of answers that are kept; the oldest go first.
 KEPT = 256 << 20
 _answers: OrderedDict[bytes, Answer] = OrderedDict()
+_sizes: dict[bytes, int] = {}
 
 
 def remembered(
@@ -36,9 +37,9 @@ def remembered(
     for array in _arrays(answer):
         array.setflags(write=False)
     _answers[asked] = answer
-    left = sum(a.nbytes for kept in _answers.values() for a in _arrays(kept)) - KEPT
-    while left > 0 and len(_answers) > 1:
-        left -= sum(a.nbytes for a in _arrays(_answers.popitem(last=False)[1]))
+    _sizes[asked] = sum(a.nbytes for a in _arrays(answer))
+    while sum(_sizes.values()) > KEPT and len(_answers) > 1:
+        del _sizes[_answers.popitem(last=False)[0]]
     return answer
 
 
