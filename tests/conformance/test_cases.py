@@ -66,7 +66,7 @@ def test_quick_cases_stay_small():
     found = [c for c in all_cases("quick") if c.seqs]
     assert np.median([c.cost for c in found]) < 150
     assert max(c.cost for c in found) < 5000
-    assert sum(c.cost for c in cover(found)) < 40_000
+    assert sum(c.cost for c in cover(found)) < 50_000
 
 
 def test_every_size_is_asked_at_level_quick():

@@ -86,7 +86,7 @@ def _contexts(m: CaseBuilder) -> Iterator[Case]:
         features |= {
             "head_dim_v": {"head_dim_v": 2 * m.base.head_dim},
             "layout=1": {"layout": 1},
-            "layers=2": {"layers": 2},
+            "layers=2": {"layers": 2, "num_kv_heads": 1},
         }
         for name, changes in features.items():
             first = next(turns)
