@@ -10,11 +10,11 @@ from kvcore.attention.backend import AttentionBackend
 from kvcore.attention.query import Capabilities
 from kvcore.errors import Refusal
 from kvcore.registry.loader import installed
-from kvcore.registry.registry import Registry
 from kvcore.spec.content import Latent
 from kvcore.spec.layout import KernelBlocks, LayoutOption, plain_layout
-from kvcore.testing import conform, run
+from kvcore.testing import run
 from kvcore.testing.checks.runner import selected
+from kvcore.testing.report.matrix import matrix
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,9 @@ def test_a_broken_one_does_not(changed, words):
 
 
 def test_the_matrix_names_the_profiles():
-    registry = Registry()
-    registry.backends["latents"] = LatentSpec
-    registry.backends["torch"] = installed().backend("torch")
-    done = conform(["latents", "torch"], level="fast", registry=registry)
-    cells = {(c.value, c.backend): c.outcome for c in done.matrix() if c.feature == "profile"}
+    specs = LatentSpec, installed().backend("torch")
+    results = [r for spec in specs for r in run(spec, [c for c in selected(spec) if c.profile])]
+    cells = {(c.value, c.backend): c.outcome for c in matrix(results) if c.feature == "profile"}
     assert cells == {
         ("latent", "latents"): "passed",
         ("latent", "torch"): "unsupported",

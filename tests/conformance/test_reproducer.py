@@ -76,7 +76,7 @@ class Broken(Liar):
     def unsupported(cls, query, options):
         raise KeyError("no such fact")
 """
-WHERE = {"phase": "decode", "sinks": "true"}
+WHERE = {"phase": "decode", "sinks": "true", "context": "1-256", "sequences": "1-8", "heads": "1-16"}
 
 
 @pytest.fixture

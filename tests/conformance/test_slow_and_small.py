@@ -80,7 +80,7 @@ def interpreted():
 
 def test_what_is_interpreted_gets_a_covering_set(monkeypatch):
     monkeypatch.setitem(BUDGETS, "quick", 100)
-    where = {"phase": "decode", "mask": "causal", "sinks": "true"}
+    where = {"phase": "decode", "mask": "causal", "sinks": "true", "context": "1-256"}
     done = conform("interpreted,torch", where=where, registry=registry_of(interpreted(), TorchSpec))
     assert not done.failed
     mine, all_of_it = ([r.case.id for r in done.of(name)] for name in ("interpreted", "torch"))
