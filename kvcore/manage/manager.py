@@ -90,14 +90,12 @@ class KVCacheManager(PrefixControl):
         )
         self._dead = DeadBlocks(self._pool, enabled=track_dead)
         self._pins = Pins(self._pool)
-        known = self.requests, self._prefixes.cache, self._pool
-        unit = self._prefixes.unit
-        self._explainer = Explainer(*known, explain_history, enabled=prefix_caching, unit=unit) if explain else None
+        known = self.requests, self._prefixes.cache, self._pool, explain_history
+        self._explainer = Explainer(*known, enabled=prefix_caching, unit=self._prefixes.unit) if explain else None
         if self._explainer is not None and self._explainer.enabled:
             self._events.listeners.append(self._explainer.see)
         self._open: Step | None = None  # begun, and nothing changed since
-        self._flight = StepsInFlight()
-        self._given_up: list[Ints] = []  # rows that gave up blocks since the last step
+        self._flight, self._given_up = StepsInFlight(), list[Ints]()  # rows that gave up blocks since the last step
         self._step = 0
         self._peak = self._hit_tokens = self._query_tokens = self._copied = 0
 
@@ -249,7 +247,9 @@ class KVCacheManager(PrefixControl):
                 r.blocks.assign(row * r.groups + group, found)
             r.first[row, group] = first
             r.end[row, group] = first + len(blocks)
-        r.offered[row] = hit.tokens // r.sizes
+            # A block that is begun in its middle, where a chunk begins, never holds what its digest stands for.
+            whole, rest = divmod(hit.tokens, int(r.sizes[group]))
+            r.offered[row, group] = whole + (rest > 0 and group not in hit.copied)
         r.epoch[row] = self._prefixes.epoch
         r.admitted[row] = r.entering[row] = True
         r.computed[row] = r.committed[row] = hit.tokens

@@ -61,7 +61,7 @@ def operations(llm: LLM, rng: random.Random) -> Iterator[Callable[[], Any]]:
 @pytest.mark.parametrize(("seed", "count"), [(1, 2000), pytest.param(2, 10_000, marks=pytest.mark.long)])
 def test_random_operations(tmp_path_factory: pytest.TempPathFactory, seed: int, count: int) -> None:
     path = tiny_model("llama", tmp_path_factory.getbasetemp())
-    want, llm, rng = answer(engine(path)), engine(path), random.Random(seed)
+    want, llm, rng = answer(engine(path)), engine(path, partial_reuse="true"), random.Random(seed)
     stream, reasons = operations(llm, rng), set()
     for i in range(1, count + 1):
         for new in next(stream)() or ():

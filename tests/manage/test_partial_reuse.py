@@ -97,3 +97,13 @@ def test_unlike_groups(config_of, groups, expected):
     assert given.starts.tolist() == [expected]
     read = [group for group, (kept, size) in enumerate(groups) if expected % size and kept.first_needed(10) < 10]
     assert given.copies[:, 0].tolist() == read
+
+
+def test_a_block_begun_where_a_chunk_begins_is_not_found_again(config_of):
+    """It lacks the tokens before the chunk, which a hit that ends among them would read."""
+    manager = KVCacheManager(config_of([(Chunk(4), 6)], 20), partial_reuse=True)
+    serve(manager, TEXT)
+    begun = [*TEXT[:4], 60, 61, *TEXT[6:]]
+    assert serve(manager, begun).starts.tolist() == [4]
+    assert hit(manager, [*begun[:6], 9]) == 4
+    assert hit(manager, begun[:3]) == 2

@@ -64,7 +64,9 @@ class World:
         self.caching = rng.random() < 0.9
         config = config_of(self.groups, self.total + 1)
         self.cuts = [g.blocks_per_large_page for g in config.kv_cache_groups]  # 0 under `slots`
-        self.manager = NamedManager(config, prefix_caching=self.caching, explain=True, explain_history=4)
+        self.partial = rng.random() < 0.4
+        options = {"prefix_caching": self.caching, "partial_reuse": self.partial}
+        self.manager = NamedManager(config, **options, explain=True, explain_history=4)
         self.people: dict[str, Person] = {}
         self.preempted: list[tuple[str, Person]] = []
         self.names = 0
@@ -231,7 +233,7 @@ class World:
 
     def check_hit(self, person: Person, hit: int, rng: random.Random) -> None:
         for g, (retention, size) in enumerate(self.groups):
-            assert hit % size == 0
+            assert self.partial or hit % size == 0
             first, ids = person.rows[g]
             for j in range(retention.first_needed(hit) if hit else 0, hit):
                 value, step = self.slots[self.block(g, ids[j // size - first]), j % size]
@@ -311,7 +313,7 @@ class World:
         self.manager.reset_prefix_cache()
         waiting = [n for n, p in self.people.items() if not p.admitted]
         # Where a chunk ends in every group, the next token reads nothing, and nothing has to be cached.
-        unit = math.lcm(*(size for _, size in self.groups))
+        unit = 1 if self.partial else math.lcm(*(size for _, size in self.groups))
         free = [
             max(
                 n

@@ -200,7 +200,8 @@ class PerfectManager:
                     self.share(block)
                 request.ids.append(found)
                 request.held.append(retention.first_needed(hit) // size)
-                request.offered.append(hit // size)
+                # A block that is begun where a chunk begins never holds the tokens before it.
+                request.offered.append(hit // size + (hit % size > 0 and not self.reads_inside(g, hit)))
             request.first = list(request.held)
             request.computed = request.committed = hit
         given = Given(hits, [], [])
