@@ -8,15 +8,19 @@ from enum import Enum
 from numbers import Integral
 from typing import Literal
 
+import numpy as np
+
 from kvcore.engine.sampling import SamplingParams
 from kvcore.errors import KVCoreError, NotFiniteError, RequestError
 from kvcore.manage.explain.explanation import Explanation
-from kvcore.manage.ragged import Ragged
+from kvcore.manage.prefix.block_hash import token_array
+from kvcore.manage.ragged import Ints, Ragged
 from kvcore.worker.messages import NO_TOKEN, Logprobs, SampleAsk
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+_NO_TOKENS: Ints = np.zeros(0, np.uint32)
 DERIVED = "\0"  # begins the names that the engine makes: of further samples, and of the prompts of `LLM`
 
 
@@ -34,7 +38,7 @@ class Request:
 
     Attributes:
         request_id: The caller's name for it; the n samples of a prompt have one name.
-        prompt_ids: The prompt.
+        prompt_ids: The prompt; a replay, which reads none of it, gives uint32.
         sampling: How tokens are chosen.
         arrival: Order of arrival, also the order of service; samples of one prompt follow each other.
         sample: Which of the n samples of a prompt this is, from 0.
@@ -53,7 +57,7 @@ class Request:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] | Ints
     sampling: SamplingParams
     arrival: int
     sample: int = 0
@@ -71,25 +75,31 @@ class Request:
     error: KVCoreError | None = None
     row: int = -1
     _store: Ragged | None = None  # holds its tokens while it has a row
-    _tokens: list[int] = field(default_factory=list)  # else they are here
+    _tokens: Ints = field(default_factory=lambda: _NO_TOKENS)  # else they are here, uint32
 
     def __post_init__(self) -> None:
-        if not self._tokens:
-            self._tokens = list(self.prompt_ids)
+        if not len(self._tokens):
+            self._tokens = token_array(self.prompt_ids)
 
     def follow(self, row: int, store: Ragged) -> None:
         """From now on its tokens are those of a row."""
-        self.row, self._store = row, store
+        self.row, self._store, self._tokens = row, store, _NO_TOKENS
 
     def stand_alone(self) -> None:
         """Its row goes: it keeps its tokens itself."""
-        self._tokens = self.tokens
+        self._tokens = self.ids.copy()
         self.row, self._store = -1, None
+
+    @property
+    def ids(self) -> Ints:
+        """Prompt and generated tokens, uint32; a view that is valid until anything changes."""
+        return self._tokens if self._store is None else self._store.view(self.row)
 
     @property
     def tokens(self) -> list[int]:
         """Prompt and generated tokens."""
-        return self._tokens if self._store is None else self._store.view(self.row).tolist()
+        tokens: list[int] = self.ids.tolist()
+        return tokens
 
     @property
     def key(self) -> str:
@@ -133,7 +143,7 @@ class Request:
             banned=tuple(sorted(self.end_ids)) if s.min_tokens else (),
             logprobs=s.logprobs,
         )
-        return ask._replace(prompt=self.prompt_ids, output=tuple(self.output_ids)) if s.penalized else ask
+        return ask._replace(prompt=tuple(self.prompt_ids), output=tuple(self.output_ids)) if s.penalized else ask
 
     def fork(self) -> list[Request]:
         """The other samples, as requests of their own with the same tokens and progress."""
@@ -151,7 +161,7 @@ class Request:
                 status=self.status,
                 eos_token_ids=self.eos_token_ids,
                 end_ids=self.end_ids,
-                _tokens=self.tokens,
+                _tokens=self.ids.copy(),
             )
             for i in range(1, self.width)
         ]

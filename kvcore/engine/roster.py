@@ -76,7 +76,7 @@ class Roster:
         salt = f"{self.salt}\0{request.salt}" if request.salt else self.salt
         # A request that keeps its logits must compute every position: it shares prefixes with itself alone.
         salt = f"{salt}\0\0{request.key}" if request.keep_logits else salt
-        request.follow(self.manager.begin(request.tokens, salt=salt, name=request.title), self.manager.requests.tokens)
+        request.follow(self.manager.begin(request.ids, salt=salt, name=request.title), self.manager.requests.tokens)
         request.status = RequestStatus.WAITING
         self._seat(request)
         insort(self.waiting, request, key=lambda r: r.arrival)

@@ -11,6 +11,7 @@ A waiting request whose next block is just being computed by another one waits a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 import numpy as np
 
@@ -103,8 +104,9 @@ class Scheduler(Roster):
             tokens = known.tokens.data[known.tokens.start[rows] + computed]
         entries = tuple(self._entry(request) for request in self._entering)
         left, self._dropped, self._entering = np.array(self._dropped, np.int32), [], []
-        positions = lengths - self._limits.prompts[rows]
-        per_row = np.stack((rows, counts, computed, draws, positions)).astype(np.int32)
+        per_row = np.empty((5, len(rows)), np.int32)
+        per_row[0], per_row[1], per_row[2], per_row[3] = rows, counts, computed, draws
+        per_row[4] = lengths - self._limits.prompts[rows]
         return SchedulerOutput(
             given.step,
             rows=per_row[0],
@@ -181,13 +183,13 @@ class Scheduler(Roster):
     def _admit(self, step: Step, rows: Ints, counts: Ints) -> int:
         """Adds waiting requests to the step in order of arrival, as far as tokens, rows and blocks go."""
         budget = self.max_num_batched_tokens - int(counts.sum())
-        width = sum(r.width for r in self.running)
+        width = len(self.running) + sum(map(attrgetter("unforked"), self.running))
         writers = Writers(self.hit_unit, self.manager.requests)
         writers.add([self._request(row) for row in writers.filling(rows).tolist()])
         admitted: list[Request] = []
         if self._alone is not None and self._alone.status is RequestStatus.FINISHED:
             self._alone = None
-        for request in [r for r in self.waiting if self._alone in (None, r)]:
+        for request in self.waiting if self._alone is None else [r for r in self.waiting if r is self._alone]:
             if budget < 1 or width + request.width > self.max_num_seqs:
                 break
             try:
@@ -254,7 +256,8 @@ class Scheduler(Roster):
         alive = np.isin(rows, members) if len(members) < len(rows) else np.ones(len(rows), np.bool_)
         forced = self._limits.forced[rows] & (output.computed + output.counts == known[rows])
         apart = alive & ((draws > 1) | forced)
-        apart[list(wrong)] = alive[list(wrong)]
+        if wrong:
+            apart[list(wrong)] = alive[list(wrong)]
         plain = (alive & ~apart & (draws == 1)).nonzero()[0]
         first = draws.cumsum() - draws
         new_rows, new_tokens = rows[plain], result.tokens[first[plain]]

@@ -129,7 +129,8 @@ class BlockPool:
             needs: By group, blocks to hand out.
             revived: Free blocks that hits of the step bring back to life.
         """
-        return max(0, sum(needs) + len(revived) - self.num_free)
+        wanted = sum(needs) + len(revived)
+        return max(0, wanted - self.num_free) if wanted else 0
 
     def fits_together(self, counts: Sequence[int]) -> bool:
         """Whether so many blocks of each group are there at all, were nobody else to hold any."""
@@ -215,15 +216,17 @@ class BlockPool:
         """
         if not len(blocks):
             return
+        blocks = blocks.astype(np.int64)  # numpy would do it at each of the uses below
         refs, held = self.refs, self.refs[blocks]
         if held.min() < 1 or blocks.min() <= NULL_BLOCK:
             wrong = blocks[(held < 1) | (blocks <= NULL_BLOCK)]
             raise IntegrityError("a block is released that nobody holds", field="block", got=int(wrong[0]))
         if self.minds_reach:
             self._reached(blocks, reach)
-        if np.max(last_reader) > self.retired:  # else the reader is done, and nobody waits for it
+        latest = last_reader if isinstance(last_reader, int) else int(last_reader.max())
+        if latest > self.retired:  # else the reader is done, and nobody waits for it
             np.maximum.at(self._last_reader, blocks, np.asarray(last_reader, np.int32))
-            self._latest = max(self._latest, int(np.max(last_reader)))
+            self._latest = max(self._latest, latest)
         if held.max() > 1:
             if distinct:
                 refs[blocks] = held - 1
@@ -262,6 +265,9 @@ class BlockPool:
         self._place[blocks] = tickets
         self._num_pending += len(blocks)
         readers = self._last_reader[blocks]
+        if readers.min() == readers.max():  # of one step, as nearly always
+            self._pending.setdefault(int(readers[0]), []).append((blocks, tickets))
+            return
         for step in sorted(set(readers.tolist())):
             mine = readers == step
             self._pending.setdefault(step, []).append((blocks[mine], tickets[mine]))
@@ -269,13 +275,13 @@ class BlockPool:
     def _set_free(self, blocks: Ints) -> None:
         """Nobody holds or reads these any more; content that is not cached is dead."""
         cached = self._cached[blocks]
-        dead = blocks[~cached]
-        if len(dead):
+        if np.count_nonzero(cached) < len(blocks):
+            dead, blocks = blocks[~cached], blocks[cached]
             self._fresh.append(dead)
             if self._on_death is not None:
                 self._on_death(dead)
-        if len(dead) < len(blocks):
-            self._victims.add(blocks[cached])
+        if len(blocks):
+            self._victims.add(blocks)
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done: their pending blocks can be handed out."""

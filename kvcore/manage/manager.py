@@ -17,7 +17,7 @@ from kvcore.manage.prefix.control import PrefixControl
 from kvcore.manage.prefix.prefix_cache import Hit
 from kvcore.manage.prefix.prefixes import Pins, Prefixes
 from kvcore.manage.ragged import Ints
-from kvcore.manage.requests import NEVER, Origin, Requests
+from kvcore.manage.requests import Origin, Requests
 from kvcore.manage.step import Step
 from kvcore.manage.steps_in_flight import StepsInFlight
 from kvcore.manage.watch.dead_blocks import DeadBlocks
@@ -101,7 +101,9 @@ class KVCacheManager(PrefixControl):
 
     # ---- a request enters
 
-    def begin(self, token_ids: Sequence[int], *, salt: str = "", extras: Sequence[Extra] = (), name: str = "") -> int:
+    def begin(
+        self, token_ids: Sequence[int] | Ints, *, salt: str = "", extras: Sequence[Extra] = (), name: str = ""
+    ) -> int:
         """Register a request; it takes no blocks before its first step.
 
         Args:
@@ -295,18 +297,15 @@ class KVCacheManager(PrefixControl):
     def _settle(self, rows: Ints, step: int) -> None:
         """Offer the blocks that are full now to the prefix cache, and give up what no later query reads."""
         r = self.requests
-        if self._prefixes.enabled:
-            self._prefixes.register(rows[r.epoch[rows] == self._prefixes.epoch], self._pool)
+        self._prefixes.register(rows, self._pool)
         if r.dropping:
             blocks, owners = r.take_unread(rows)
             if len(owners):
                 self._given_up.append(owners)
             self._pool.release(blocks, step, self._readers(owners, rows)[1])
         # How far these can go on before there is anything to settle again.
-        quiet = r.drop_positions(r.held(rows)) if r.dropping else np.full(len(rows), NEVER)
-        if self._prefixes.enabled:
-            np.minimum(quiet, np.where(r.epoch[rows] == self._prefixes.epoch, r.next_full(rows), NEVER), out=quiet)
-        r.settled_to[rows] = quiet
+        quiet = self._prefixes.next_full(rows)
+        r.settled_to[rows] = np.minimum(quiet, r.drop_positions(r.held(rows))) if r.dropping else quiet
 
     def retire(self, step: int) -> None:
         """All steps up to `step` are done on the device: the blocks that only they read become free."""

@@ -96,6 +96,16 @@ class Ragged:
         found: Ints = self.data[spans(self.start[rows] + offsets, counts)]
         return found
 
+    def pieces(self, rows: Ints, offsets: Ints, counts: Ints, length: int) -> Ints:
+        """[sum of counts, length]: `gather`, of ``counts[i]`` pieces of `length` entries of each row."""
+        at = self.start[rows] + offsets
+        if np.count_nonzero(counts != 1):
+            at = np.repeat(at, counts) + spans(np.zeros_like(counts), counts) * length
+        step = self.data.itemsize
+        windows = np.ndarray((len(self.data) - length + 1, length), self.data.dtype, self.data, 0, (step, step))
+        found: Ints = windows[at]
+        return found
+
     def drop_front(self, rows: Ints, counts: Ints) -> Ints:
         """Take the first ``counts[i]`` entries out of each row; returns them, of each row the last first."""
         start = self.start[rows]

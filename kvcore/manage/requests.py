@@ -14,6 +14,15 @@ from kvcore.manage.prefix.block_hash import TOKEN_TYPE, Adapter, Chain, Extra
 from kvcore.manage.ragged import Ints, Ragged, spans
 
 NEVER = 1 << 62  # a position that no sequence reaches
+
+
+def lowest(by_group: Ints) -> Ints:
+    """[n]: the least of each row of [n, groups]."""
+    # Numpy reduces a few long rows much faster than many short ones.
+    found: Ints = np.ascontiguousarray(by_group.T).min(axis=0) if by_group.shape[1] > 1 else by_group.ravel()
+    return found
+
+
 _BY_ROW = ("known", "limit", "computed", "committed", "last_step", "epoch", "hashed", "quiet_to", "settled_to")
 _BY_GROUP = ("first", "end", "offered")
 _FLAGS = ("admitted", "entering", "shared")
@@ -90,18 +99,18 @@ class Requests:
         self.groups = len(rules)
         self.sizes: Ints = np.array([r.block_size for r in rules], np.int64)
         self.stores = np.array([not r.stores_nothing for r in rules])
+        self.some_store_nothing = not self.stores.all()
         self.dropping = [r for r in rules if r.drops]
         self.tokens = Ragged(TOKEN_TYPE)
         self.blocks = Ragged(np.int32)
         self.chains: list[Chain | None] = []
         self.origins: list[Origin | None] = []
         self._spare: list[int] = []
-        for name in _BY_ROW:
-            setattr(self, name, np.zeros(0, np.int64))
-        for name in _BY_GROUP:
-            setattr(self, name, np.zeros((0, self.groups), np.int64))
-        for name in _FLAGS:
-            setattr(self, name, np.zeros(0, np.bool_))
+        # What is called by a name is a row of one of these, so that a request is cleared and copied at once.
+        self._fields = np.zeros((len(_BY_ROW), 0), np.int64)
+        self._by_group = np.zeros((len(_BY_GROUP), 0, self.groups), np.int64)
+        self._flags = np.zeros((len(_FLAGS), 0), np.bool_)
+        self._name_them()
 
     def __len__(self) -> int:
         """Requests that have begun and were not freed."""
@@ -125,8 +134,8 @@ class Requests:
         """Give rows away; their blocks were taken out before."""
         self.tokens.clear(rows)
         self.blocks.clear(self.flat(rows))
-        for name in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
-            getattr(self, name)[rows] = 0
+        for fields in (self._fields, self._by_group, self._flags):
+            fields[:, rows] = 0
         self.limit[rows] = -1
         for row in rows.tolist():
             self.origins[row] = self.chains[row] = None
@@ -141,7 +150,7 @@ class Requests:
 
     def chains_of(self, rows: Ints) -> list[Chain]:
         """`chain` of each of these rows."""
-        return [chain for chain in map(self.chains.__getitem__, rows.tolist()) if chain is not None]
+        return list(map(self.chains.__getitem__, rows.tolist()))  # type: ignore[arg-type]  # none of them is free
 
     def origin(self, row: int) -> Origin:
         """What a request that has begun came with."""
@@ -154,8 +163,8 @@ class Requests:
         """A row with the same tokens, blocks and progress, that the worker does not know yet."""
         origin = self.origin(row)._replace(name=name)
         twin = self.open(origin, self.chain(row).copy(), self.tokens.view(row).copy())
-        for each in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
-            getattr(self, each)[twin] = getattr(self, each)[row]
+        for fields in (self._fields, self._by_group, self._flags):
+            fields[:, twin] = fields[:, row]
         for group in range(self.groups):
             self.blocks.assign(twin * self.groups + group, self.blocks.view(row * self.groups + group).copy())
         self.entering[twin] = True
@@ -181,7 +190,9 @@ class Requests:
         if everyone:
             known = known + 1
         else:
-            got = np.isin(members, rows)
+            named = np.zeros(len(self.limit), np.bool_)
+            named[rows[(rows >= 0) & (rows < len(named))]] = True
+            got = named[members]
             if np.count_nonzero(got) != len(rows):
                 outside = [row for row in rows.tolist() if row not in set(members.tolist())]
                 raise RequestError(
@@ -220,6 +231,8 @@ class Requests:
 
     def held(self, rows: Ints) -> Ints:
         """[n, groups]: index of the first block held."""
+        if not self.dropping:
+            return np.zeros((len(rows), self.groups), np.int64)
         found: Ints = self.end.take(rows, axis=0) - self.blocks.size.reshape(-1, self.groups).take(rows, axis=0)
         return found
 
@@ -233,10 +246,9 @@ class Requests:
     def next_full(self, rows: Ints) -> Ints:
         """[n]: a position up to which no block becomes full that others could find."""
         full = (self.offered.take(rows, axis=0) + 1) * self.sizes - 1
-        if not self.stores.all():
+        if self.some_store_nothing:
             full = np.where(self.stores, full, NEVER)
-        found: Ints = full.min(axis=1) if self.groups > 1 else full.ravel()
-        return found
+        return lowest(full)
 
     def take_unread(self, rows: Ints) -> tuple[Ints, Ints]:
         """Take out what no query from the committed end on will read; returns the blocks and the row of each."""
@@ -269,13 +281,14 @@ class Requests:
         flat = self.flat(rows)
         counts = self.blocks.size[flat]
         blocks = self.blocks.drop_front(flat, counts)
-        owners = np.repeat(np.arange(len(rows)).repeat(self.groups), counts)
+        owners = rows.repeat(self.groups).repeat(counts)
         if self.groups > 1:
+            place = np.arange(len(rows)).repeat(self.groups).repeat(counts)
             ends, sizes = self.end.take(rows, axis=0).ravel(), np.tile(self.sizes, len(rows))
             last = np.repeat(ends * sizes, counts) - spans(np.zeros_like(counts), counts) * np.repeat(sizes, counts)
-            order = np.lexsort((-last, owners))
+            order = np.lexsort((-last, place))
             blocks, owners = blocks[order], owners[order]
-        return blocks, rows[owners]
+        return blocks, owners
 
     def table(self, row: int, group: int) -> tuple[int, list[int]]:
         """(first_block, ids) as the worker has them after the next step, (0, []) before admission."""
@@ -295,12 +308,24 @@ class Requests:
     def _widen(self) -> None:
         old = len(self.origins)
         rows = max(64, 2 * old)
-        for name in (*_BY_ROW, *_BY_GROUP, *_FLAGS):
-            array = getattr(self, name)
-            setattr(self, name, np.concatenate((array, np.zeros((rows - old, *array.shape[1:]), array.dtype))))
+        self._fields = _wider(self._fields, rows)
+        self._by_group = _wider(self._by_group, rows)
+        self._flags = _wider(self._flags, rows)
+        self._name_them()
         self.limit[old:] = -1
         self.tokens.widen(rows)
         self.blocks.widen(rows * self.groups)
         self.origins += [None] * (rows - old)
         self.chains += [None] * (rows - old)
         self._spare += range(rows - 1, old - 1, -1)
+
+    def _name_them(self) -> None:
+        for names, fields in ((_BY_ROW, self._fields), (_BY_GROUP, self._by_group), (_FLAGS, self._flags)):
+            for name, field in zip(names, fields, strict=True):
+                setattr(self, name, field)
+
+
+def _wider(fields: Ints, rows: int) -> Ints:
+    wide = np.zeros((len(fields), rows, *fields.shape[2:]), fields.dtype)
+    wide[:, : fields.shape[1]] = fields
+    return wide

@@ -12,7 +12,7 @@ from kvcore.manage.allocation import TableDeltas
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.prefix.prefix_cache import Hit
 from kvcore.manage.ragged import Ints
-from kvcore.manage.requests import Requests
+from kvcore.manage.requests import Requests, lowest
 
 _NONE: Ints = np.zeros(0, np.int32)
 _NO_CHANGE = TableDeltas(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE), _NONE.reshape(0, 3), _NONE.reshape(0, 2)
@@ -198,17 +198,16 @@ class Step:
 
     def _ask(self, rows: Ints) -> None:
         self._widen()
-        again = np.count_nonzero(self._asked[rows])
-        if not again:
-            self._asked[rows] = True
-            again = self._size + len(rows) - np.count_nonzero(self._asked)
-            if again:
-                self._asked[rows] = False
-        if again:
+        self._asked[rows] = True
+        size = self._size + len(rows)
+        if np.count_nonzero(self._asked) < size:
+            self._asked[:] = False
+            for part in self._parts:
+                self._asked[part.row if isinstance(part, Entry) else part.rows] = True
             raise RequestError(
                 "a request is asked for twice in one step", field="rows", got=rows.tolist(), remedy="ask once a step"
             )
-        self._size += len(rows)
+        self._size = size
 
     def _refuse(self, rows: Ints, counts: Ints) -> None:
         """Say what is wrong with the first request that cannot be added."""
@@ -288,7 +287,7 @@ class Step:
         r = self._requests
         rows, starts, _, need, copied = look
         flat, counts = r.flat(rows), need.ravel()
-        groups = np.zeros(len(rows), np.int64) if r.groups == 1 else np.tile(np.arange(r.groups), len(rows))
+        groups = np.zeros(len(rows), np.int64) if r.groups == 1 else np.arange(len(flat)) % r.groups
         wanted = np.repeat(groups, counts)
         ids = self._pool.take(wanted)
         new_blocks = _columns(wanted, ids)
@@ -307,7 +306,7 @@ class Step:
         r.blocks.extend(flat, counts, ids)
         end = r.end.take(rows, axis=0) + counts.reshape(need.shape)
         before = first = r.first.take(rows, axis=0)
-        quiet = (end * r.sizes).min(axis=1) if r.groups > 1 else end.ravel() * r.sizes
+        quiet = lowest(end * r.sizes)
         if r.dropping:
             first = np.maximum(first, r.first_blocks(starts))
             r.first[rows] = first

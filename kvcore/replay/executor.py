@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -41,4 +40,4 @@ class InstantExecutor(Executor):
         if self._sanitizer is not None:
             self._sanitizer.step(output)
         count = int(output.draws.sum())
-        return StepResult(output.step, np.fromiter(islice(self._tokens.unique, count), np.int64, count))
+        return StepResult(output.step, self._tokens.fresh(count).astype(np.int64))

@@ -107,7 +107,7 @@ class Replay:
             self.refused.append(arrival)
             return
         output = arrival.output_tokens if self._most_output is None else min(arrival.output_tokens, self._most_output)
-        prompt = tuple(self._tokens.prompt(arrival))
+        prompt = self._tokens.prompt(arrival)
         request = Request(f"r{index}", prompt, _sampling(output), index)
         # One that had to wait for the one before it came when that one ended.
         came = self.seconds if self._one_by_one else arrival.second
@@ -128,8 +128,9 @@ class Replay:
         self.seconds += self._cost.seconds(output.num_tokens)
         self.steps += 1
         for request, _ in scheduler.update(output, self._executor.execute(output)):
-            if request.num_outputs == 1:
-                self._under_way[request.request_id].first_token = self.seconds
+            served = self._under_way[request.request_id]
+            if served.first_token is None:
+                served.first_token = self.seconds
             if request.finish_reason is not None:
                 self._end(request)
 

@@ -6,8 +6,6 @@ the trace says so.
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,31 +16,26 @@ _NAMED = 1 << 30  # ids below are of named runs, those above never come twice
 
 
 class TokenSource:
-    """Hands out token ids.
-
-    Attributes:
-        unique: Ids that no other token has: of generated text, and of prompts of which nothing is known.
-    """
+    """Hands out token ids."""
 
     def __init__(self) -> None:
-        self.unique = count(_NAMED)
+        self._next = _NAMED
 
-    def prompt(self, arrival: Arrival) -> list[int]:
+    def prompt(self, arrival: Arrival) -> NDArray[np.uint32]:
         """The prompt of a request."""
         if arrival.hash_ids is None:
             return self.fresh(arrival.prompt_tokens)
-        tokens: list[int] = named_tokens(arrival.hash_ids)[: arrival.prompt_tokens].tolist()
-        return tokens
+        return named_tokens(arrival.hash_ids)[: arrival.prompt_tokens]
 
-    def fresh(self, length: int) -> list[int]:
+    def fresh(self, length: int) -> NDArray[np.uint32]:
         """Tokens of which none was handed out before."""
-        first = next(self.unique)
-        self.unique = count(first + length)
-        return list(range(first, first + length))
+        first = self._next
+        self._next += length
+        return np.arange(first, self._next, dtype=np.uint32)
 
 
-def named_tokens(hash_ids: tuple[int, ...]) -> NDArray[np.int64]:
-    """The 512 fixed pseudo-random tokens of each hash id, one run after the other; int64 below 2**30.
+def named_tokens(hash_ids: tuple[int, ...]) -> NDArray[np.uint32]:
+    """The 512 fixed pseudo-random tokens of each hash id, one run after the other; below 2**30.
 
     Token i of run h is SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) from seed 0 at step 512 h + i + 1.
     """
@@ -54,4 +47,4 @@ def named_tokens(hash_ids: tuple[int, ...]) -> NDArray[np.int64]:
     z ^= z >> np.uint64(27)
     z *= np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    return (z >> np.uint64(34)).astype(np.int64)
+    return (z >> np.uint64(34)).astype(np.uint32)

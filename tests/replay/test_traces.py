@@ -106,6 +106,6 @@ def test_tokens_of_a_run_are_fixed_and_look_random() -> None:
 
 def test_fresh_tokens_never_come_twice_and_never_meet_named_ones() -> None:
     source = TokenSource()
-    seen = [*source.fresh(5), next(source.unique), *source.fresh(3), *source.prompt(Arrival(0, 4, 1))]
+    seen = [*source.fresh(5), *source.fresh(1), *source.fresh(3), *source.prompt(Arrival(0, 4, 1))]
     assert len(set(seen)) == len(seen) == 13
     assert min(seen) > named_tokens(tuple(range(100))).max()

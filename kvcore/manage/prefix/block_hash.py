@@ -103,8 +103,12 @@ def hash_function(name: str) -> Callable[[bytes], Hash]:
     return found
 
 
-def token_array(tokens: Sequence[int]) -> Ints:
+def token_array(tokens: Sequence[int] | Ints) -> Ints:
     """Token ids as uint32; `RequestError` for anything else."""
+    if isinstance(tokens, np.ndarray):
+        if tokens.dtype == np.uint32 and tokens.ndim == 1:
+            return tokens
+        tokens = tokens.tolist()
     try:
         return np.frombuffer(array(_ARRAY_CODE, tokens), np.uint32)
     except (OverflowError, TypeError) as error:
@@ -161,6 +165,7 @@ class BlockHasher:
     def __init__(self, block_size: int, *, name: str = "sha256", namespace: bytes = b"") -> None:
         self.block_size = block_size
         self._new = hash_function(name)
+        self._run_type = np.dtype((np.void, block_size * TOKEN_TYPE.itemsize))
         self._items = False  # whether any chain has some
         head = b"S" + bytes([_VERSION]) + _sized(name.encode()) + _sized(namespace)
         self._seed = self._new(head + _number(block_size)).digest()
@@ -177,19 +182,18 @@ class BlockHasher:
         adapters = sorted(e.digest for e in extras if isinstance(e, Adapter))
         return b"R" + self._seed + _sized(salt.encode()) + _number(len(adapters)) + b"".join(map(_sized, adapters))
 
-    def extend(self, chains: Sequence[Chain], runs: Sequence[int], data: bytes) -> list[bytes]:
+    def extend(self, chains: Sequence[Chain], runs: Sequence[int], data: bytes | Ints) -> list[bytes]:
         """Append the digests of the next whole runs.
 
         Args:
             chains: Grow.
             runs: How many, of each.
-            data: Their tokens, one chain after the other: uint32, little endian.
+            data: Their tokens, one chain after the other: uint32, little endian, as bytes or as a contiguous array.
 
         Returns:
             The new digests, one chain after the other.
         """
-        step = self.block_size * TOKEN_TYPE.itemsize
-        parts = [data[start : start + step] for start in range(0, len(data), step)]
+        parts: list[bytes] = np.frombuffer(data, self._run_type, sum(runs)).tolist()
         if len(parts) == len(chains) and not self._items:  # one run each: a decode
             return [_add(chain, part) for chain, part in zip(chains, parts, strict=True)]
         found: list[bytes] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -68,8 +70,7 @@ class PrefixCache:
         if holders != blocks:
             pairs = [(d, b) for d, b, holder in zip(digests, blocks, holders, strict=True) if holder == b]
             digests, blocks = [d for d, _ in pairs], [b for _, b in pairs]
-        for block, digest in zip(blocks, digests, strict=True):
-            self._digest[block] = digest
+        deque(map(self._digest.__setitem__, blocks, digests), maxlen=0)  # without a loop in Python
         stored = np.array(blocks, np.int64)
         self._group[stored] = group
         return stored
@@ -168,9 +169,7 @@ class PrefixCache:
         """The blocks of the longest run from token 0 on, up to token `limit`."""
         span = self.spans[rule.index]
         wanted = islice(digests, span - 1, limit // rule.block_size * span, span)
-        found = []
-        for block in map(self._index[rule.index].get, wanted):
-            if block is None:
-                break
-            found.append(block)
+        found: list[int] = []
+        with suppress(KeyError):  # what was found before the first miss stays
+            found.extend(map(self._index[rule.index].__getitem__, wanted))
         return found

@@ -14,7 +14,7 @@ from kvcore.manage.prefix.block_hash import BlockHasher, Chain, Extra
 from kvcore.manage.prefix.prefix_cache import Hit, PrefixCache
 from kvcore.manage.prefix.siblings import Beginnings, Siblings
 from kvcore.manage.ragged import Ints
-from kvcore.manage.requests import Requests
+from kvcore.manage.requests import NEVER, Requests
 from kvcore.manage.watch.events import Cleared, EventLog, Removed, Stored
 
 
@@ -119,11 +119,15 @@ class Prefixes:
     def register(self, rows: Ints, pool: BlockPool) -> None:
         """Offer the blocks that are full and committed to the prefix cache; the first of equals stays."""
         r = self._requests
+        if not self.enabled:
+            return
+        if self.epoch:  # what ran before a reset stays out
+            rows = rows[r.epoch[rows] == self.epoch]
         committed = r.committed[rows]
         fresh, counts = self._hash(rows, committed), committed[:, None] // r.sizes
         offered, held = r.offered.take(rows, axis=0), r.held(rows)
         counts -= offered
-        if np.count_nonzero(r.stores) < r.groups:
+        if r.some_store_nothing:
             counts[:, ~r.stores] = 0
         np.maximum(counts, 0, out=counts)
         r.offered[rows] = offered + counts
@@ -139,6 +143,13 @@ class Prefixes:
                     self._add_siblings(rows, group, first, count, set(stored.tolist()))
                 if self._events.enabled:
                     self._tell_stored(rows, group, first, count, set(stored.tolist()))
+
+    def next_full(self, rows: Ints) -> Ints:
+        """[n]: a position up to which there is nothing to `register` of each of these requests."""
+        if not self.enabled:
+            return np.full(len(rows), NEVER)
+        r = self._requests
+        return np.where(r.epoch[rows] == self.epoch, r.next_full(rows), NEVER) if self.epoch else r.next_full(rows)
 
     def _digests(self, rows: Ints, group: int, first: Ints, count: Ints) -> list[bytes]:
         """Of these requests' blocks ``first .. first + count - 1`` in a group."""
@@ -187,7 +198,7 @@ class Prefixes:
             return Fresh(done[:0], counts[:0], [])
         if len(some) < len(rows):
             rows, done, counts = rows[some], done[some], counts[some]
-        data = r.tokens.gather(rows, done * run, counts * run).tobytes()
+        data = r.tokens.pieces(rows, done * run, counts, run)
         digests = self._hasher.extend(r.chains_of(rows), counts.tolist(), data)
         r.hashed[rows] = done + counts
         return Fresh(done, counts, digests)
@@ -201,10 +212,12 @@ class Prefixes:
 
     def remove(self, blocks: Ints) -> None:
         """These blocks serve other content from now on."""
-        for block, (group, digest) in zip(blocks.tolist(), self.cache.remove(blocks.tolist()), strict=True):
-            if self._siblings:
-                self._siblings[group].remove(block)
-            if self._events.enabled:
+        numbers = blocks.tolist()
+        removed = self.cache.remove(numbers)
+        if self._siblings or self._events.enabled:
+            for block, (group, digest) in zip(numbers, removed, strict=True):
+                if self._siblings:
+                    self._siblings[group].remove(block)
                 self._events.add(Removed(group, digest, block))
         self._version += len(blocks)
 
