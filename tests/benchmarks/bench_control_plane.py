@@ -1,17 +1,15 @@
 """The manager's calls beside those of vLLM's own `KVCacheManager`: CPU time, medians of interleaved rounds.
 
-
 FOLDER holds the source of vLLM 0.33 (see `vllm_manager.py`); without it only ours is measured. Block size 16, prefix
 caching on, sha256. Ours counts allocate, commit and retire; the digests of new blocks are counted on both sides.
 `packed` is ours out of large pages, cut as for 10 full and 52 window layers; the other columns are of `slots`.
-`bound` is what the same digests, insertions and array writes cost alone, in the same run.
+`bound` is what the same digests, searches, insertions and array writes cost alone; `bounds` is ours over it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import random
 import statistics
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bare import RUNNING, SIZE, Bare, chain_of
 from vllm_manager import Vllm
 
 from kvcore.manage.manager import KVCacheManager
@@ -31,7 +30,6 @@ from kvcore.spec.content import KVHeads
 from kvcore.spec.layout import SizedLayout, plain_layout
 from kvcore.spec.retention import Full, Retention, Window
 
-SIZE, RUNNING = 16, 256
 CUTS = (26, 5)  # blocks of the full group, and of a window group, in a large page
 WARM = 3  # steps of either side that are not counted: memory is touched for the first time
 Measured = tuple[int, float]  # operations, seconds
@@ -73,7 +71,7 @@ class Ours:
         hit = self.manager.lookup(row)
         step = self.manager.begin_step()
         step.try_add(row, int(self.manager.requests.known[row]) - hit)
-        self._finish(step, np.array([row]))
+        self.finish(step, np.array([row]))
         return hit
 
     def running(self, count: int, prompt: int, rng: random.Random) -> Any:
@@ -95,10 +93,11 @@ class Ours:
         started = now()
         step = self.manager.begin_step()
         step.add(rows, counts)
-        self._finish(step, rows)
+        self.finish(step, rows)
         return now() - started
 
-    def _finish(self, step: Any, rows: Any) -> None:
+    def finish(self, step: Any, rows: Any) -> None:
+        """Allocate, compute, commit and retire a step in which each of these rows gets a token."""
         given = self.manager.allocate(step)
         self.manager.commit(given.step, rows, np.full(len(rows), 7))
         self.manager.retire(given.step)
@@ -129,34 +128,13 @@ def allocate(groups: int) -> dict[str, Callable[[], Measured]]:
         return steps * RUNNING, sum([peer.grow(requests, [7] * SIZE) for _ in range(WARM + steps)][WARM:])
 
     def bound() -> Measured:
-        return bare(steps, groups)
+        bare = Bare(groups)
+        started = now()
+        for _ in range(steps):
+            bare.blocks()
+        return steps * RUNNING, now() - started
 
     return {"ours": ours, "vllm": theirs, "bound": bound}
-
-
-def bare(steps: int, groups: int) -> Measured:
-    """Digests, insertions and array writes of 256 new blocks a step and group, and nothing else."""
-    hashes = [hashlib.sha256(b"root") for _ in range(RUNNING)]
-    data = bytes(SIZE * 4)
-    indices: list[dict[bytes, int]] = [{} for _ in range(groups)]
-    owners: list[bytes | None] = [None] * 400_000
-    refs, table = np.zeros(400_000, np.int32), np.zeros(400_000, np.int32)
-    started = now()
-    for step in range(steps):
-        digests = []
-        for running in hashes:
-            running.update(data + step.to_bytes(4, "little"))
-            digests.append(running.digest())
-        for group in range(groups):
-            first = (step * groups + group) * RUNNING + 1
-            ids = np.arange(first, first + RUNNING)
-            blocks = ids.tolist()
-            list(map(indices[group].setdefault, digests, blocks))
-            for block, digest in zip(blocks, digests, strict=True):
-                owners[block] = digest
-            refs[ids] = 1
-            table[ids] = ids
-    return steps * RUNNING, now() - started
 
 
 def decode(groups: int) -> dict[str, Callable[[], Measured]]:
@@ -175,7 +153,16 @@ def decode(groups: int) -> dict[str, Callable[[], Measured]]:
             peer.prefill(request)
         return steps * RUNNING, sum([peer.grow(requests, [7]) for _ in range(SIZE + steps)][SIZE:])
 
-    return {"ours": ours, "vllm": theirs}
+    def bound() -> Measured:
+        bare = Bare(groups)
+        started = now()
+        for i in range(steps):
+            bare.decode()
+            if i % SIZE == 0:
+                bare.blocks()
+        return steps * RUNNING, now() - started
+
+    return {"ours": ours, "vllm": theirs, "bound": bound}
 
 
 def free(groups: int, *, one_by_one: bool = False) -> dict[str, Callable[[], Measured]]:
@@ -202,7 +189,18 @@ def free(groups: int, *, one_by_one: bool = False) -> dict[str, Callable[[], Mea
             peer.manager.free(request)
         return RUNNING, now() - started
 
-    return {"ours": ours, "vllm": theirs}
+    def bound() -> Measured:
+        bare, each = Bare(groups), 2048 // SIZE * groups
+        ids = np.arange(RUNNING * each)
+        started = now()
+        if one_by_one:
+            for first in range(0, len(ids), each):
+                bare.free(ids[first : first + each])
+        else:
+            bare.free(ids)
+        return RUNNING, now() - started
+
+    return {"ours": ours, "vllm": theirs, "bound": bound}
 
 
 def lookup(groups: int) -> dict[str, Callable[[], Measured]]:
@@ -238,7 +236,17 @@ def lookup(groups: int) -> dict[str, Callable[[], Measured]]:
         require(hit == 8176)
         return 100, spent
 
-    return {"ours": ours, "vllm": theirs}
+    def bound() -> Measured:
+        digests = chain_of(tokens(8192, random.Random(0)))
+        index = {digest: block for block, digest in enumerate(digests)}
+        started = now()
+        for _ in range(100):
+            found = list(map(index.get, digests[:511]))
+        spent = now() - started
+        require(found == list(range(511)))
+        return 100, spent
+
+    return {"ours": ours, "vllm": theirs, "bound": bound}
 
 
 def digests() -> dict[str, Callable[[], Measured]]:
@@ -272,20 +280,27 @@ def life(groups: int) -> dict[str, Callable[[], Measured]]:
 
     def ours() -> Measured:
         mine, waiting, hits = Ours(60_000, groups), prompts(), 0
-        running: dict[int, int] = {}
-        started = now()
-        while waiting or running:
-            while waiting and len(running) < 64:
-                row = mine.manager.begin(waiting.pop())
-                hits += mine.prefill(row)
-                running[row] = 1
-            mine.step(np.array(list(running)), np.ones(len(running), np.int64))
-            running = {row: count + 1 for row, count in running.items()}
-            done = [row for row, count in running.items() if count >= 64]
-            if done:
-                mine.manager.free(done)
-                for row in done:
-                    del running[row]
+        manager, running, born = mine.manager, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        steps, started = 0, now()
+        while waiting or len(running):
+            step = manager.begin_step()
+            if len(running):
+                step.add(running, np.ones(len(running), np.int64))
+            new = []
+            # All in one step, as a scheduler does it; who begins like one that is just computed waits for that step.
+            while waiting and len(running) + len(new) < (64 if steps else 1):
+                row = manager.begin(waiting.pop())
+                hit = manager.lookup(row)
+                step.try_add(row, int(manager.requests.known[row]) - hit)
+                new.append(row)
+                hits += hit
+            running, born = np.append(running, new).astype(np.int64), np.append(born, [steps] * len(new))
+            mine.finish(step, running)
+            steps += 1
+            done = steps - born >= 64
+            if done.any():
+                manager.free(running[done])
+                running, born = running[~done], born[~done]
         require(hits >= 999 * 2048)
         return 1000, now() - started
 
@@ -305,7 +320,14 @@ def life(groups: int) -> dict[str, Callable[[], Measured]]:
         require(hits >= 999 * 2048)
         return 1000, now() - started
 
-    return {"ours": ours, "vllm": theirs}
+    def bound() -> Measured:
+        bare, waiting = Bare(), prompts()
+        started = now()
+        for prompt in waiting:
+            bare.life(prompt)
+        return 1000, now() - started
+
+    return {"ours": ours, "vllm": theirs, "bound": bound}
 
 
 CASES: dict[str, tuple[Callable[[], dict[str, Callable[[], Measured]]], float]] = {
@@ -351,7 +373,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.rounds < 5:
         sys.exit("give at least 5 rounds: a median of fewer says little")
-    print(f"{'us an operation':38} {'ours':>9} {'vLLM':>9} {'ratio':>7} {'wanted':>7} {'bound':>8} {'packed':>8}")
+    columns = f"{'ours':>9} {'vLLM':>9} {'ratio':>7} {'wanted':>7} {'bound':>8} {'bounds':>7} {'packed':>8}"
+    print(f"{'us an operation':38} {columns}")
     for name, (make, wanted) in CASES.items():
         if asked.only not in name:
             continue
@@ -366,7 +389,7 @@ def main() -> None:
         middle = {side: statistics.median(times) for side, times in taken.items()}
         ratio = f"{middle['vllm'] / middle['ours']:7.1f}" if "vllm" in middle else " " * 7
         told = " ".join(f"{middle[s]:9.3f}" if s in middle else " " * 9 for s in ("ours", "vllm"))
-        limit = f"{middle['bound']:8.3f}" if "bound" in middle else " " * 8
+        limit = f"{middle['bound']:8.3f} {middle['ours'] / middle['bound']:7.1f}" if "bound" in middle else " " * 16
         print(f"{name:38} {told} {ratio} {wanted or '':>7} {limit} {statistics.median(packed):8.3f}", flush=True)
 
 

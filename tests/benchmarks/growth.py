@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_control_plane import SIZE, Ours, now
+from bare import SIZE
+from bench_control_plane import Ours, now
 
 Points = list[tuple[int, float]]
 
