@@ -132,9 +132,14 @@ def main() -> None:
             for numbers, number in zip(taken[name], (step, once, each), strict=True):
                 numbers.append(number)
     print(f"{asked.sequences} sequences, {asked.context} tokens in the cache, {asked.rounds} rounds; CPU of a decode")
+    (plain, _, _), *_ = taken.values()
     for name, numbers in taken.items():
         step, once, each = (statistics.median(n) for n in numbers)
-        print(f"{name:30} {step * 1e3:8.1f} ms, before the model {once * 1e3:6.2f} ms, a layer {each * 1e6:5.0f} us")
+        ratio = statistics.median(a / b for a, b in zip(numbers[0], plain, strict=True))
+        print(
+            f"{name:30} {step * 1e3:8.1f} ms ({ratio:.2f}), before the model {once * 1e3:6.2f} ms, "
+            f"a layer {each * 1e6:5.0f} us"
+        )
 
 
 if __name__ == "__main__":
