@@ -167,7 +167,7 @@ class KVCacheManager(PrefixControl):
                 yet (parent and child would share that token).
         """
         r = self.requests
-        r.check(np.array([parent]))
+        r.check_one(parent)
         if r.computed[parent] > r.known[parent]:
             raise RequestError(
                 "the parent already computes a token that was not committed",
@@ -365,7 +365,7 @@ class KVCacheManager(PrefixControl):
 
     def table(self, row: int, group: int) -> tuple[int, list[int]]:
         """(first_block, ids): the table row of a request in a group; (0, []) before admission."""
-        self.requests.check(np.array([row]))
+        self.requests.check_one(row)
         if not 0 <= group < len(self._rules):
             raise RequestError("no such group", field="group", got=group, allowed=f"0 to {len(self._rules) - 1}")
         first_block, blocks = self.requests.table(row, group)

@@ -109,12 +109,14 @@ class Ragged:
     def drop_front(self, rows: Ints, counts: Ints) -> Ints:
         """Take the first ``counts[i]`` entries out of each row; returns them, of each row the last first."""
         start = self.start[rows]
-        ends = counts.cumsum()
-        # Of row i the numbers start + count - 1 .. start.
-        gone = np.repeat(start + ends - 1, counts) - np.arange(ends[-1] if len(ends) else 0)
+        if len(rows) == 1:
+            dropped: Ints = self.data[start[0] : start[0] + counts[0]][::-1].copy()
+        else:
+            ends = counts.cumsum()
+            # Of row i the numbers start + count - 1 .. start.
+            dropped = self.data[np.repeat(start + ends - 1, counts) - np.arange(ends[-1] if len(ends) else 0)]
         self.start[rows] = start + counts
         self.size[rows] -= counts
-        dropped: Ints = self.data[gone]
         return dropped
 
     def clear(self, rows: Ints) -> None:

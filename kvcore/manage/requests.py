@@ -174,10 +174,14 @@ class Requests:
         """Raise `RequestError` unless these are rows of requests, each once."""
         numbers = rows.tolist()
         for row in numbers:
-            if not 0 <= row < len(self.origins) or self.origins[row] is None:
-                raise RequestError("unknown request", field="row", got=row, remedy="call begin() first")
+            self.check_one(row)
         if len(set(numbers)) < len(numbers):
             raise RequestError("a request is named twice", field="rows", got=numbers)
+
+    def check_one(self, row: int) -> None:
+        """Raise `RequestError` unless this is the row of a request."""
+        if not 0 <= row < len(self.origins) or self.origins[row] is None:
+            raise RequestError("unknown request", field="row", got=row, remedy="call begin() first")
 
     def check_sampled(self, members: Ints, ends: Ints, rows: Ints, tokens: Ints) -> tuple[Ints, bool]:
         """How many tokens each member of a step will know, and whether each gets one.

@@ -130,8 +130,7 @@ class Step:
             RequestError: As `add`.
         """
         r = self._requests
-        if not 0 <= row < len(r.limit) or r.limit[row] < 0:
-            r.check(np.array([row]))
+        r.check_one(row)
         if r.admitted[row]:
             before = list(self.needs), dict(self._holders)
             self.add(np.array([row]), np.array([count]))

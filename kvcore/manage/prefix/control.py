@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvcore.errors import RequestError
 from kvcore.manage.block_pool import BlockPool
 from kvcore.manage.explain.explainer import Explainer, not_explained
@@ -28,7 +26,7 @@ class PrefixControl:
 
     def lookup(self, row: int) -> int:
         """Tokens that a request, not yet admitted, would get from the prefix cache now."""
-        self.requests.check(np.array([row]))
+        self.requests.check_one(row)
         if self.requests.admitted[row]:
             raise RequestError("this request is admitted already", field="row", got=self.requests.name(row))
         return self._prefixes.find(row).tokens
@@ -44,7 +42,7 @@ class PrefixControl:
             ConfigError: Nothing is kept to explain with.
             RequestError: The request is not there, or not admitted.
         """
-        self.requests.check(np.array([row]))
+        self.requests.check_one(row)
         if self._explainer is None:
             raise not_explained()
         return self._explainer.of(row)
@@ -54,7 +52,7 @@ class PrefixControl:
 
         Pinned blocks count as used. After a reset of the cache they hold nothing that can be hit.
         """
-        self.requests.check(np.array([row]))
+        self.requests.check_one(row)
         self._open = None
         return self._pins.add(self._prefixes.known(row))
 
