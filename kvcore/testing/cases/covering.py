@@ -1,21 +1,24 @@
 """Small sets of cases: for the loop of editing, and for backends that are interpreted. Imports no torch.
 
-What takes long is chosen by cost: cheapest first, each case that brings a check, feature or axis value which none
-before it had, as long as the budget lasts. What that leaves out is told by `unasked`.
+What takes long is chosen by cost: whichever case brings the most checks, features and axis values that none before it
+had, for what it costs, as long as the budget lasts. What that leaves out is told by `unasked`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 from kvcore.testing.cases.case import AXES, Case
 
 # Sums of `Case.cost`: about 5 s of the torch backend, and about a minute (quick) of an interpreter on one core.
 BUDGETS = {"fast": 12_000, "quick": 20_000, "full": 60_000}
+# What any case costs an interpreter besides its tiles.
+EACH = 100
 
 
 def cover(cases: Sequence[Case], budget: int | None = None) -> list[Case]:
-    """The cheapest cases that bring every check, feature and axis value, as far as the budget reaches.
+    """Cases that bring every check, feature and axis value, as far as the budget reaches: the most news for the cost.
 
     Level 0 costs nothing and is kept whole.
 
@@ -23,15 +26,24 @@ def cover(cases: Sequence[Case], budget: int | None = None) -> list[Case]:
         cases: What to choose from.
         budget: Most cost of all cases together; None is no limit.
     """
-    kept, seen, spent = list[Case](), set[tuple[str, str]](), 0
-    for case in sorted(cases, key=lambda c: (c.level != "L0", c.cost, c.id)):
-        facts = _facts(case)
-        if case.level != "L0":
-            if not facts - seen or (budget is not None and spent + case.cost > budget):
-                continue
-            spent += case.cost
+    kept = [c for c in cases if c.level == "L0"]
+    seen = {fact for case in kept for fact in _facts(case)}
+    spent, facts = 0, {c: _facts(c) - seen for c in cases if c.level != "L0"}
+    # News only ever gets less, so that a case whose news was counted just now, and still is the most, is the best.
+    waiting = [(-len(news) / (case.cost + EACH), case.id, case) for case, news in facts.items()]
+    heapify(waiting)
+    while waiting:
+        told, name, case = heappop(waiting)
+        news = facts[case] = facts[case] - seen
+        worth = -len(news) / (case.cost + EACH)
+        if not news or (budget is not None and spent + case.cost > budget):
+            continue
+        if worth > told:
+            heappush(waiting, (worth, name, case))
+            continue
         kept.append(case)
-        seen |= facts
+        spent += case.cost
+        seen |= news
     return sorted(kept, key=lambda c: c.level)
 
 
@@ -49,10 +61,10 @@ def _facts(case: Case) -> set[tuple[str, str]]:
 
 def unasked(cases: Sequence[Case], chosen: Sequence[Case]) -> dict[str, list[str]]:
     """Per axis, the values that some case has and no chosen one."""
-    found = {}
+    found, whole, few = {}, [c.axes() for c in cases], [c.axes() for c in chosen]
     for axis in AXES:
-        had = {str(c.axes()[axis]).lower() for c in chosen if axis in c.axes()}
-        values = dict.fromkeys(str(c.axes()[axis]).lower() for c in cases if axis in c.axes())
+        had = {str(mine[axis]).lower() for mine in few if axis in mine}
+        values = dict.fromkeys(str(mine[axis]).lower() for mine in whole if axis in mine)
         missing = [v for v in values if v not in had]
         if missing:
             found[axis] = missing
