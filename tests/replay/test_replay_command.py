@@ -93,6 +93,7 @@ OTHER = {
     "cache.eviction": "cache.eviction=nothing-such",
     "cache.hash": "cache.hash=xxh3",
     "cache.sanitize": "cache.sanitize=true",
+    "cache.partial_reuse": "cache.partial_reuse=true",
     "cache.explain": "cache.explain=true",
     "cache.explain_history": "cache.explain_history=10",
     "replay.every": "replay.every=1",
@@ -109,7 +110,9 @@ def test_each_key_changes_the_figures(replay) -> None:
 
     taken, planned = ({k.path for k in all_keys(installed(), command(n).root)} for n in ("replay", "plan"))
     assert taken - planned == set(OTHER)
+    # Prompts share runs of 512 tokens: half a block of these.
     words = [f"trace={CONVERSATION}", "replay.requests=40", "cache.memory=8GiB", "replay.max_tokens=20"]
+    words.append("cache.block_size=1024")
     timing = ("seconds", "events_per_second")
 
     def figures(*more: str) -> dict:
