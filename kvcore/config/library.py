@@ -86,6 +86,7 @@ class LLM(llm.LLM):
         sampling: SamplingParams | None = None,
         *,
         chat: bool | None = None,
+        salts: Sequence[str] | None = None,
         on_progress: llm.OnProgress | None = None,
     ) -> list[llm.Output]:
         """As `kvcore.engine.llm.LLM.generate`; what is not given is as the overrides say."""
@@ -93,13 +94,19 @@ class LLM(llm.LLM):
             prompts,
             sampling or self.default_sampling,
             chat=self.default_chat if chat is None else chat,
+            salts=salts,
             on_progress=on_progress,
         )
 
     def stream(
-        self, prompts: Sequence[str], sampling: SamplingParams | None = None, *, chat: bool | None = None
+        self,
+        prompts: Sequence[str],
+        sampling: SamplingParams | None = None,
+        *,
+        chat: bool | None = None,
+        salts: Sequence[str] | None = None,
     ) -> Iterator[llm.StreamEvent]:
         """As `kvcore.engine.llm.LLM.stream`; what is not given is as the overrides say."""
         return super().stream(
-            prompts, sampling or self.default_sampling, chat=self.default_chat if chat is None else chat
+            prompts, sampling or self.default_sampling, chat=self.default_chat if chat is None else chat, salts=salts
         )

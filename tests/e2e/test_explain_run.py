@@ -13,6 +13,7 @@ from support.engines import make_llm
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvcore.cli import main
+from kvcore.errors import RequestError
 
 WORDS = 200
 # Requests one after the other, blocks of 16 tokens.
@@ -115,5 +116,11 @@ def test_from_python(folder_of) -> None:
     told = [output.explanation for output in llm.generate([words((1, 50))] * 2)]
     assert [t.by_reason() for t in told] == [{"never_cached": 48, "granularity": 2}, {"granularity": 2}]
     assert (told[1].hit_tokens, told[1].prompt_tokens) == (48, 50)
+    tenants = [o.explanation.by_reason() for o in llm.generate([words((1, 50))] * 2, salts=["a", "b"])]
+    assert tenants == [{"salt": 48, "granularity": 2}] * 2
+    with pytest.raises(RequestError, match="one salt a prompt"):
+        llm.generate([words((1, 50))], salts=["a", "b"])
+    with pytest.raises(RequestError, match="no salt"):
+        llm.generate([words((1, 50))], salts=["a\0b"])
     (plain,) = make_llm(folder_of("llama"), num_blocks=30, max_model_len=100).generate([words((1, 20))])
     assert plain.explanation is None
